@@ -94,7 +94,9 @@ class Running:
             loopback = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
             self.port = loopback.getsockname()[1]
             async with namespaces.root:
-                server = BriskServer(namespaces, HttpApp(namespaces), allowed=lambda who: True, grace=2.0)
+                server = BriskServer(
+                    namespaces, HttpApp(namespaces), allowed=lambda who: True, grace=2.0, stores=True
+                )
                 self.server = server
                 await server.serve(sockets=[own, loopback])
 

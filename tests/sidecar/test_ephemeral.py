@@ -12,9 +12,12 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from fastdedup import Dedup
+from fastdedup.kernel.operations import OwnerOp, ReleaseOp, RenewOp
+from fastdedup.kernel.owners import owner_field
 from fastdedup.sidecar.ephemeral import EphemeralClaims, Holdings
 from fastdedup.sidecar.limits import Limits
 from fastdedup.stores.redis.scripts import pack
+from fastdedup.stores.redis.verbs import FACES
 
 from ..waiting import wait_until
 from .conftest import Running, Serve
@@ -144,14 +147,17 @@ async def test_a_claim_under_way_elsewhere_outlives_the_first_connection(
         client.close()
 
 
-@pytest.mark.parametrize("wire", ["resp, ephemeral", "resp", "resp, waiting", "http"])
+@pytest.mark.parametrize("wire", ["resp, ephemeral", "resp", "resp, waiting", "http", "store"])
 async def test_a_drawn_owner_keeps_its_claim_over_another_connection(sidecar: Running, wire: str) -> None:
     """It ended with the first connection: only the claims of chosen owners were known by their owners."""
     with connect(sidecar) as again, connect(sidecar) as probe:
         with connect(sidecar) as first:
             _, owner, fence, *_ = first.execute_command("FD.CLAIM", "k", "EPHEMERAL")
             first.execute_command("FD.CLAIM", "other", "EPHEMERAL")
-            if wire == "http":
+            if wire == "store":
+                async with Dedup(f"sidecar://{sidecar.path}", timeout=5.0) as gate:
+                    assert (await gate.claim("k", owner=owner)).fence == fence
+            elif wire == "http":
                 with sidecar.http() as http:
                     told = http.post("/v1/claims", json={"key": "k", "owner": owner}).json()
                 assert (told["outcome"], told["fence"]) == ("acquired", fence)
@@ -163,7 +169,7 @@ async def test_a_drawn_owner_keeps_its_claim_over_another_connection(sidecar: Ru
         assert '"state":"processing"' in probe.execute_command("FD.GET", "k")
 
 
-@pytest.mark.parametrize("wire", ["resp", "http"])
+@pytest.mark.parametrize("wire", ["resp", "http", "store"])
 async def test_a_renewal_over_another_connection_counts(sidecar: Running, wire: str) -> None:
     """The claim was forgotten at its first lease's end, and then did not end with its client."""
     with connect(sidecar) as other:
@@ -173,11 +179,28 @@ async def test_a_renewal_over_another_connection_counts(sidecar: Running, wire: 
                 with sidecar.http() as http:
                     renewed = {"key": "k", "owner": owner, "lease": 600_000}
                     assert http.post("/v1/claims/renew", json=renewed).status_code == 200
+            elif wire == "store":
+                wire_key = sidecar.namespaces.root.gate.claims.wire_of(b"k")
+                run(other, RenewOp(wire_key, owner_field(owner), 0, 600_000, 600_000))
             else:
                 assert other.execute_command("FD.RENEW", "k", owner, "600000")
             # Until its first lease has ended, for its client too.
             assert holder.execute_command("FD.CLAIM", "k", "WAIT", "1200")[0] == "in_progress"
         await until_released(other, "k")
+
+
+async def test_a_settlement_over_a_store_counts(sidecar: Running) -> None:
+    """The sidecar took a claim that a `sidecar://` gate had settled for its client's until the lease ended."""
+    with connect(sidecar) as holder:
+        _, owner, *_ = holder.execute_command("FD.CLAIM", "k", "EPHEMERAL")
+        assert sidecar.namespaces.ephemeral.count == 1
+        run(holder, ReleaseOp(sidecar.namespaces.root.gate.claims.wire_of(b"k"), owner_field(owner), 0))
+        assert sidecar.namespaces.ephemeral.count == 0
+
+
+def run(client: redis.Redis, op: OwnerOp) -> None:
+    """Send this as a `sidecar://` store does."""
+    client.execute_command("FD.RUN", op.verb.value, 1, op.wire, *FACES[op.verb].call([op])[1])
 
 
 async def until_released(client: redis.Redis, key: str) -> None:

@@ -23,12 +23,13 @@ from ...errors import ConfigError, ForeignRecordError, ResultTooLargeError, Unav
 from ...gateway import Dedup
 from ...kernel.codes import Code
 from ...kernel.keyspace import check_wire, ledger_of, names_of, start_beside
-from ...kernel.operations import ClaimOp, ForgetOp, Op, ReleaseOp, Reply, SettleOp, Verdict
+from ...kernel.operations import ClaimOp, ForgetOp, Op, OwnerOp, ReleaseOp, Reply, SettleOp, Verdict
 from ...kernel.owners import trace_of, veiled
 from ...kernel.records import Stored
 from ...kernel.replies import RefusedAlone
 from ...kernel.verbs import IdUse, Keys, Verb
 from ...ledger.operations import ForgetIdOp, LedgerTerms
+from ...model import Outcome
 from ...stores.base import AdminStore, Query
 from ...stores.sidecar.answers import UNSURE, Fill, Present, encode
 from ...stores.sidecar.wire import BY_NAME, MAX_OPERATIONS, PATIENT, PROTOCOL, RunKind, terms_of, unpack
@@ -73,6 +74,7 @@ class Run(Slot):
         "_reserved",
         "_since",
         "_verb",
+        "ephemeral",
     )
 
     def __init__(self, connection: RespConnection, verb: Verb, dedups: list[Dedup], admitted: int) -> None:
@@ -81,6 +83,7 @@ class Run(Slot):
         self._connection = connection
         self._verb = verb
         self._dedups = dedups
+        self.ephemeral = connection.namespaces.ephemeral
         self._since = connection.at
         self._answers: list[Reply] = [None] * size  # type: ignore[list-item] # each is set before it is read
         self._left = size
@@ -222,6 +225,12 @@ class Place:
             self._run.audit(op, reply)
         if type(reply) is Verdict and hasattr(reply, "present") and trace_of(cast(ClaimOp, op).owner):
             self._run.tell_present(self._place, reply.present)
+        ephemeral = self._run.ephemeral
+        if ephemeral.holders or ephemeral.releases:
+            if type(reply) is Verdict and reply.outcome is Outcome.ACQUIRED:
+                ephemeral.won_again((self._dedup, op.wire, cast(ClaimOp, op).owner), None)
+            elif isinstance(op, OwnerOp) and (reply is Code.OK or reply is Code.UNCONFIRMED):
+                ephemeral.changed(self._dedup, op)
         unsure = reply is Code.LOST and isinstance(op, ReleaseOp | SettleOp) and op.resent
         self._run.put(self._place, UNSURE if unsure else reply)
 
