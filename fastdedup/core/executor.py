@@ -18,7 +18,6 @@ from ..errors import ConfigError, DedupError, ShortfallError, UnavailableError, 
 from ..events import KEPT_LOCALLY, Degraded, Shortfall, Unreplayed
 from ..fallback.base import FallbackPolicy, IdPolicy, JournalledPolicy, TimedPolicy
 from ..fallback.reject import Reject
-from ..kernel.answers import copy_of
 from ..kernel.codes import Code
 from ..kernel.granted import GRANTED, LOOKS, may_be_undone
 from ..kernel.keyspace import names_of
@@ -385,7 +384,8 @@ class Executor:
             self._timed.hear_time(time_us)
         try:
             if isinstance(error, RefusedAlone):
-                raise copy_of(error)  # the store answers, and may know the key
+                # The store answers, and may know the key.
+                raise UnavailableError(*error.args, retry_after=error.retry_after)
             if op.verb in _OF_OWNERS and connection.engine is None and not self._holds(op):
                 raise error  # a closed gate writes no answer of the policy into the store
             reply = self._policy.answer(op, error)

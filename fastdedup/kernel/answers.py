@@ -11,6 +11,7 @@ from .codes import Code
 from .operations import ClaimOp, Op, Reply, Verdict, Witness
 from .owners import trace_of
 from .records import decode, is_record, read_holding
+from .replies import RefusedAlone
 
 
 def wrong_loop() -> UsageError:
@@ -65,7 +66,8 @@ def reply_to_follower(reply: Reply, owner: bytes) -> Reply:
 def copy_of(error: BaseException) -> BaseException:
     """Return an instance of the error for one waiter: a shared exception would collect every waiter's traceback."""
     if isinstance(error, UnavailableError):
-        return UnavailableError(*error.args, retry_after=error.retry_after)
+        kind = RefusedAlone if isinstance(error, RefusedAlone) else UnavailableError
+        return kind(*error.args, retry_after=error.retry_after)
     return error
 
 

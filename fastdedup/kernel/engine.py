@@ -476,9 +476,9 @@ class Engine:
         """Give up the operations with a deadline up to `before`, in the loop's time."""
         if not self._thread_id:
             return  # in a forked child that runs on in its parent's loop
-        for op in self._queue.overdue(before - self._timeout, before - self._timeout / 2):
+        for op, kind in self._queue.overdue(before - self._timeout, before - self._timeout / 2):
             self._pending -= 1
-            self._fail(op, UnavailableError(f"the store was busy for {self._timeout:g} s"), sent=False)
+            self._fail(op, kind(f"the store was busy for {self._timeout:g} s"), sent=False)
         self._batches.give_up(before)
         self._flush()
 
@@ -494,6 +494,6 @@ class Engine:
 
     def _refuse_waiting(self) -> None:
         """Refuse the operations that waited for a batch when the breaker opened."""
-        for op in self._queue.overdue(inf, inf):
+        for op, _ in self._queue.overdue(inf, inf):
             self._pending -= 1
             self._fail(op, self._health.error(), sent=False)

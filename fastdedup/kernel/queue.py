@@ -10,10 +10,12 @@ from functools import partial
 from time import perf_counter
 from typing import Final, Protocol, assert_never, cast
 
+from ..errors import UnavailableError
 from .answers import too_late
 from .clock import NOTE_EVERY, ClockBound, named_claims
 from .named import NamedClaims
 from .operations import ClaimOp, Op, Reply
+from .replies import RefusedAlone
 from .store import BatchStore, DirectStore, TimedStore
 from .verbs import Turn, Verb
 
@@ -101,18 +103,19 @@ class OperationQueue:
         """Return the same as `oldest`, for the claims with large results."""
         return self._large[0].at if self._large else None
 
-    def overdue(self, before: float, large_before: float) -> Iterator[Op]:
+    def overdue(self, before: float, large_before: float) -> Iterator[tuple[Op, type[UnavailableError]]]:
         """Take out, one by one, the operations that were accepted at `before` or earlier.
 
-        Claims with large results have a time of their own: one that is sent late makes its batch late.
+        Each comes with the kind of its error. Claims with large results have a time of their own: one that is sent
+        late makes its batch late. The store has answered them, so no policy may: that error is RefusedAlone.
         """
         for queue in self._queues.values():
             while queue and queue[0].at <= before:
                 self.others -= queue is not self.claims
-                yield queue.popleft()
+                yield queue.popleft(), UnavailableError
         while self._large and self._large[0].at <= large_before:
             self.others -= 1
-            yield self._large.popleft()
+            yield self._large.popleft(), RefusedAlone
 
     def _serve(self, verb: Verb, queue: deque[Op]) -> None:
         """Let a verb's queue be served, in the way of the verb's row."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from fastdedup import BreakerState, Claim, ConfigError, Dedup, LocalLRU, Outcome, UnavailableError
+from fastdedup.kernel.codes import Code
 from fastdedup.kernel.operations import Op, Reply, mark_resent
 from fastdedup.kernel.replies import RefusedAlone
 from fastdedup.kernel.verbs import Verb
@@ -18,7 +19,7 @@ from fastdedup.testing import FakeStore
 from ..otel import Otel
 from ..servers import RedisServer
 from ..sidecar.running import Sidecar
-from ..waiting import acquired
+from ..waiting import acquired, wait_until
 
 CONFIG = """
 allow_stores = true
@@ -85,6 +86,32 @@ async def test_a_result_that_never_has_room_is_refused(sidecar: Sidecar) -> None
         await (await first.claim("larger")).complete("x" * 70_000)
         with pytest.raises(UnavailableError, match=r"limits\.replies"):
             await other.claim("larger")
+
+
+async def test_no_policy_grants_a_key_whose_large_result_had_no_turn_in_time() -> None:
+    """LocalLRU granted it, because a claim that is given up after half of the timeout looked like an outage."""
+    others_may_end = asyncio.Event()
+
+    class NoRoom(FakeStore):
+        others = 0
+
+        async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
+            if verb is Verb.CLAIM:
+                await wait_until(lambda: self.others >= 3, description="the other batches are under way")
+                return [Code.AGAIN for _ in ops]
+            self.others += 1
+            await others_may_end.wait()
+            return await super().execute(verb, ops)
+
+    async with Dedup(NoRoom(), timeout=1, on_unavailable=LocalLRU()) as dedup:
+        claims = asyncio.gather(dedup.claim("key"), dedup.claim("key"), return_exceptions=True)
+        move = dedup.machine("m", initial="a", transitions={"a": ("b",), "b": ()}).transition("m", to="b")
+        others = asyncio.gather(dedup.get("key"), dedup.forget("key"), dedup.tokens.issue(), move)
+        assert [repr(answer) for answer in await claims] == [
+            repr(UnavailableError("the store was busy for 1 s"))
+        ] * 2
+        others_may_end.set()
+        await others
 
 
 async def test_a_refused_namespace_is_refused_alone(sidecar: Sidecar) -> None:
