@@ -175,7 +175,7 @@ class Verb(StrEnum):
         users="get",
     )
     FORGET = VerbRow("forget", Turn.IN_TURN, Keys.ANY, Effect.REMOVES, Resend.NEVER)
-    FIRST = VerbRow("first", Turn.SPREAD, Keys.BUCKET, Effect.DECIDES, Resend.SAFE, ids=IdUse.REMEMBERS)
+    FIRST = VerbRow("first", Turn.SPREAD, Keys.BUCKET, Effect.DECIDES, Resend.MARKED, ids=IdUse.REMEMBERS)
     SEEN = VerbRow("seen", Turn.IN_TURN, Keys.BUCKET, Effect.READS, Resend.SAFE, ids=IdUse.NAMES)
     LEDGER = VerbRow("ledger", Turn.IN_TURN, Keys.LEDGER, Effect.BRINGS, Resend.SAFE)
     WEIGH = VerbRow("weigh", Turn.IN_TURN, Keys.BUCKET, Effect.READS, Resend.SAFE)

@@ -11,7 +11,7 @@ from ..core.together import Together, parts_of
 from ..errors import DedupError, UnavailableError
 from ..kernel.codes import Code
 from ..kernel.granted import GRANTED, LOOKS
-from ..kernel.operations import Reply, was_accepted
+from ..kernel.operations import Reply
 from ..kernel.owners import owner_text
 from .current_form import TRIES, CurrentForm
 from .operations import FirstOp, LedgerTerms, SeenOp
@@ -208,12 +208,12 @@ class FirstCall:
         """Let the store forget this call's ids as soon as it answers, because no caller gets the call's answers.
 
         Each is removed from the place that it was sent to, even if the ledger has another form by now. An id that was
-        refused, and never sent, left nothing there. In an outage such ids would drive out the others.
+        refused, here or by the store, left nothing there. Such ids would drive out the others.
         """
         for op in self._sent:
             if op.answer not in _NOTHING_LEFT:
                 GRANTED.discard(op.place)
-                if was_accepted(op) or op in self._in_its_place:
+                if op.may_be_there or op in self._in_its_place:
                     self._orphans.add(op)
                 self._gate.took_back(op)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple, Protocol
 
 from ..kernel.codes import Code
-from ..kernel.operations import READ_WEIGHT, ClaimOp, Op, SettleOp
+from ..kernel.operations import READ_WEIGHT, ClaimOp, Op, SettleOp, was_accepted
+from ..kernel.replies import RefusedAlone
 from ..kernel.verbs import Verb
 from .forms import SLOTS, STRAYS, LedgerForm
 from .ids import NONCE_BYTES
@@ -172,10 +173,17 @@ class FirstOp(IdOp):
     """Remember an id. OK if this call is the first; ALREADY, STALE or FULL if it is not remembered for this call."""
 
     verb = Verb.FIRST
-    __slots__ = ("answer",)
+    __slots__ = ("answer", "resent")
 
     answer: Any
     """The store's reply, or the error in its place; later the verdict. Set and read by the call alone."""
+    resent: bool
+    """Set, and True, if it was sent once without a reply: that copy may have remembered the id."""
+
+    @property
+    def may_be_there(self) -> bool:
+        """True if the id may be remembered for a call that has got no answer."""
+        return was_accepted(self) and (not isinstance(self.answer, RefusedAlone) or hasattr(self, "resent"))
 
 
 class SeenOp(IdOp):

@@ -180,6 +180,29 @@ async def test_a_claim_that_was_sent_twice_and_then_refused_is_released() -> Non
         await acquired(dedup, "key", lease=60)
 
 
+@pytest.mark.parametrize("is_resent", [False, True])
+async def test_an_id_that_was_refused_is_taken_back_if_it_was_sent_twice(is_resent: bool) -> None:
+    """Each refused id was looked for up to 8 times, and drove out the ids that may be there."""
+    verbs = list[Verb]()
+
+    class Refuses(FakeStore):
+        async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
+            verbs.append(verb)
+            if verbs.count(Verb.FIRST) != 1 or verb is not Verb.FIRST:
+                return await super().execute(verb, ops)
+            if is_resent:
+                await super().execute(verb, ops)
+                mark_resent(ops)
+            return [RefusedAlone("over the quota") for _ in ops]
+
+    async with Dedup(Refuses()) as dedup:
+        ledger = dedup.ledger("orders", window=60, capacity=1000)
+        with pytest.raises(UnavailableError, match="over the quota"):
+            await ledger.first("7")
+        assert (Verb.FORGET_ID in verbs) is is_resent
+        assert await ledger.first("7")
+
+
 async def test_no_policy_grants_a_key_that_the_frame_has_no_room_for(redis_server: RedisServer) -> None:
     options = ("--url", redis_server.url, "--timeout", "5", "--grace", "0.1")
     with Sidecar(*options, config="allow_stores = true\n[limits]\nframe = 100\n") as narrow:
