@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from fastdedup import BreakerState, Claim, ConfigError, Dedup, LocalLRU, Outcome, UnavailableError
+from fastdedup.events import Degraded, Event
 from fastdedup.kernel.codes import Code
 from fastdedup.kernel.operations import Op, Reply, mark_resent
 from fastdedup.kernel.replies import RefusedAlone
@@ -158,6 +159,22 @@ async def test_operations_over_the_quota_are_refused_and_no_policy_decides(sidec
         assert isinstance(held, UnavailableError)
         assert "may be (pending)" in str(held)
         assert held.retry_after == 0.1
+
+
+async def test_what_ends_or_extends_a_claim_is_never_over_the_quota(sidecar: Sidecar) -> None:
+    """LocalLRU released and granted a key that the store still held."""
+    url, events = url_of(sidecar.path.parent / "full.sock"), list[Event]()
+    async with (
+        Dedup(url_of(sidecar.path), timeout=5) as other,
+        Dedup(url, timeout=5, on_unavailable=LocalLRU(), on_event=events.append) as dedup,
+    ):
+        one, two = await dedup.claim("ends-1"), await dedup.claim("ends-2")
+        await asyncio.gather(one.renew(), two.renew())
+        await asyncio.gather(one.release(), two.release())
+        assert (await other.claim("ends-1")).acquired
+        assert (await other.claim("ends-2")).acquired
+        assert await asyncio.gather(dedup.forget("ends-1"), dedup.forget("ends-2")) == [True, True]
+    assert not any(isinstance(event, Degraded) for event in events)
 
 
 async def test_a_claim_that_was_sent_twice_and_then_refused_is_released() -> None:

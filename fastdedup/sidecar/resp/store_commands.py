@@ -27,7 +27,7 @@ from ...kernel.operations import ClaimOp, ForgetOp, Op, OwnerOp, ReleaseOp, Repl
 from ...kernel.owners import trace_of, veiled
 from ...kernel.records import Stored
 from ...kernel.replies import RefusedAlone
-from ...kernel.verbs import IdUse, Keys, Verb
+from ...kernel.verbs import Effect, IdUse, Keys, Verb
 from ...ledger.operations import ForgetIdOp, LedgerTerms
 from ...model import Outcome
 from ...stores.base import AdminStore, Query
@@ -246,16 +246,21 @@ def run(connection: RespConnection, command: list[bytes]) -> ReplyPlace:
     connection.count_pending()
     access = connection.namespaces.access
     verb = kind.verb
-    some, over = access.admit_some(verb.value, count)
+    reads, has_result = verb.row.effect is Effect.READS, verb.row.result
+    if reads or has_result or verb.row.creates:
+        some, over = access.admit_some(verb.value, count)
+    else:
+        # Refused, it would be asked of the client's policy, which would free or keep the key beside the store.
+        access.check(verb.value)
+        some, over = count, None
     ops = unpack(kind, command[3 : 3 + count], command[3 + count :])
     dedups = dedups_of(connection.namespaces, ops, kind)
     batch = Run(connection, verb, dedups, some)
     if kind.ids is IdUse.REMEMBERS:
         batch.tell_fills(ops)
-    has_result = verb.row.result
     if over is not None:
-        # No policy of the client may decide. Other verbs also undo claims, and are tried until they are answered.
-        refused = RefusedAlone if verb.row.creates or has_result else UnavailableError
+        # No policy of the client may decide. Reads also undo claims, and are tried until they are answered.
+        refused = UnavailableError if reads else RefusedAlone
         answer = refused(str(over), retry_after=over.retry_after)
         for place in range(some, count):
             batch.put(place, answer)
