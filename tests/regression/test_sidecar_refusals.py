@@ -43,6 +43,7 @@ allow_stores = true
 [[sockets]]
 path = "{run}/mail.sock"
 namespaces = ["mail"]
+claims_per_second = 5
 allow_stores = true
 """
 
@@ -116,7 +117,7 @@ async def test_no_policy_grants_a_key_whose_large_result_had_no_turn_in_time() -
 
 
 async def test_a_refused_namespace_is_refused_alone(sidecar: Sidecar) -> None:
-    """It failed all operations of its batch."""
+    """It failed all operations of its batch. Each sending of the batch was taken from `claims_per_second`."""
     path = sidecar.path.parent / "mail.sock"
     async with Dedup(url_of(path), timeout=5, namespace="mail", on_unavailable=LocalLRU()) as mail:
         payments = mail.scoped("payments")

@@ -246,15 +246,14 @@ def run(connection: RespConnection, command: list[bytes]) -> ReplyPlace:
     connection.count_pending()
     access = connection.namespaces.access
     verb = kind.verb
-    reads, has_result = verb.row.effect is Effect.READS, verb.row.result
-    if reads or has_result or verb.row.creates:
-        some, over = access.admit_some(verb.value, count)
-    else:
-        # Refused, it would be asked of the client's policy, which would free or keep the key beside the store.
-        access.check(verb.value)
-        some, over = count, None
+    access.check(verb.value)
     ops = unpack(kind, command[3 : 3 + count], command[3 + count :])
     dedups = dedups_of(connection.namespaces, ops, kind)
+    some, over = count, None
+    reads, has_result = verb.row.effect is Effect.READS, verb.row.result
+    # Any other verb would be asked of the client's policy, which would free or keep the key beside the store.
+    if reads or has_result or verb.row.creates:
+        some, over = access.admit_some(verb.value, count)
     batch = Run(connection, verb, dedups, some)
     if kind.ids is IdUse.REMEMBERS:
         batch.tell_fills(ops)
