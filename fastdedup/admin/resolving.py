@@ -107,7 +107,7 @@ async def settled_as(claim: Claim, answer: Resolution, *, renews: bool) -> Claim
     before, or has outlasted it.
 
     Raises:
-        ClaimLostError: the lease was lost while the check ran.
+        ClaimLostError: the lease was lost while the check ran, or before it was renewed.
         ResultError, ResultTooLargeError: the answer's result cannot be stored. A failure is recorded in its place.
     """
     claim.settlement.guard(None)
@@ -116,6 +116,8 @@ async def settled_as(claim: Claim, answer: Resolution, *, renews: bool) -> Claim
         if found is claim:
             with suppress(UnavailableError):  # the rest of the lease must be enough
                 await claim.renew()
+            if claim.lost:
+                raise claim.settlement.lost_error()
     except BaseException as error:
         await claim.settlement.leave(error)
         raise

@@ -34,11 +34,13 @@ from fastdedup.messages import MessageRules
 from fastdedup.messages.blocking import Attempt, BlockingWay
 from fastdedup.messages.decisions import Action, Decision, Reason
 from fastdedup.messages.deliveries import Deliveries
+from fastdedup.stores.memory import MemoryStore
 from fastdedup.sync import Dedup as SyncDedup
 from fastdedup.testing import FakeStore
 
 from ..brokers import RabbitServer
 from ..contract.test_abandoned_work import answering
+from ..virtual import Link, virtual
 from ..waiting import wait_until
 
 # The check of abandoned work: asked whenever it may be needed, and never answered under a lost lease.
@@ -274,6 +276,23 @@ def test_synchronous_work_does_not_begin_under_a_lost_lease(abandoned: SyncDedup
     with pytest.raises(ClaimLostError):
         abandoned.claim("order:42", resolve=check, renew=True)
     assert abandoned.claim("order:42").outcome is Outcome.IN_PROGRESS
+
+
+@virtual
+async def test_work_does_not_begin_when_the_lease_ends_before_it_is_renewed() -> None:
+    """The store hung while the check ran; the block began when the renewal after it gave up, and was not stopped."""
+    link = Link(MemoryStore(clock=asyncio.get_running_loop().time))
+
+    async def check(takeover: Takeover) -> Resolution:
+        link.freeze()
+        return Resolution.not_done()
+
+    async with Dedup(link, namespace="shop", lease=1.0, timeout=5.0) as dedup:
+        await (await dedup.claim("order:42")).release()
+        with pytest.raises(ClaimLostError) as lost:
+            async with dedup.claim("order:42", resolve=check):
+                raise AssertionError("the work began")
+        assert lost.value.outage
 
 
 async def test_the_work_has_a_whole_lease(redis_url: str) -> None:
