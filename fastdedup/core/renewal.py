@@ -19,6 +19,9 @@ _LEASES: Final = 64
 class Renewable(Protocol):
     """The part of a claim's life that its renewal uses."""
 
+    under_way: bool
+    """True while a request to settle it is under way, which may get no answer."""
+
     @property
     def is_over(self) -> bool:
         """True if it is settled, or about to be; also if another object of the same owner has completed it."""
@@ -230,7 +233,8 @@ async def keep_renewed(
                 await life.renew()
             pause, unanswered, ends = lease / 3, False, started + lease
         except Exception as error:  # noqa: BLE001 -- the user's policy may raise any error
-            if isinstance(error, DedupError) and not isinstance(error, UnavailableError):
+            final = isinstance(error, DedupError) and not isinstance(error, UnavailableError)
+            if final and not life.under_way:  # else it may get no answer; if it does, that stops this task
                 # Lost, or the store has another record now.
                 return None if life.is_over else life.lose(outage=False)
             unanswered = True

@@ -154,7 +154,7 @@ def test_the_loops_end_leaves_no_renewal_behind() -> None:
 class HeldClaim:
     """A claim whose renewals end as told, and then well."""
 
-    is_over = False
+    is_over = under_way = False
     renewed_until = 0.0
 
     def __init__(self, *errors: Exception) -> None:
@@ -260,6 +260,25 @@ async def test_a_lease_that_was_renewed_for_less_than_a_third_is_kept(
         await claim.renew(8.0)
         other = await dedup.claim("key", wait=60.0)
         assert other.outcome is Outcome.IN_PROGRESS
+        assert not claim.lost
+
+
+@virtual
+@pytest.mark.parametrize("how", ["complete", "fail", "release"])
+async def test_a_lease_is_kept_though_its_renewal_fell_due_while_the_claim_was_settled_in_vain(
+    how: str,
+) -> None:
+    """The renewal ended for good, although the caller may settle the claim again, and is still at work."""
+    loop = asyncio.get_running_loop()
+    link = Link(MemoryStore(clock=loop.time))
+    async with Dedup(link, lease=30.0, timeout=5.0) as dedup, dedup.claim("key") as claim:
+        await asyncio.sleep(9.0)
+        link.down, link.latency = True, 2.0
+        with pytest.raises(UnavailableError):
+            await getattr(claim, how)(**({} if how == "release" else {"within": 0.0}))
+        assert loop.time() > 10.0, "a renewal fell due"
+        link.down, link.latency = False, 0.001
+        assert (await dedup.claim("key", wait=60.0)).outcome is Outcome.IN_PROGRESS
         assert not claim.lost
 
 
