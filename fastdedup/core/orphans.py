@@ -108,10 +108,10 @@ class Orphan:
         self.looks += 1
 
     def watch(self) -> None:
-        """Count it as over, and only watch for the effect of a late copy from now on; that has another fence."""
-        self.free_at, self.fence = 0.0, 0
+        """Count it as over, and only watch for the effect of a late copy, once its key should be free."""
+        self.fence = 0  # a late copy has another one
         self.looks = max(self.looks, _PENDING_LOOKS)
-        self.again_at = asyncio.get_running_loop().time() + _SECOND_LOOK
+        self.again_at = max(asyncio.get_running_loop().time() + _SECOND_LOOK, self.free_at)
 
     def renewed(self) -> Orphan:
         """Return a copy for another event loop, without the looks of this one."""

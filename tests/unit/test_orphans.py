@@ -15,6 +15,7 @@ from fastdedup.kernel.owners import Noted, draw_owner, owner_field
 from fastdedup.kernel.terms import Mode, terms
 from fastdedup.stores.memory import MemoryStore
 
+from ..virtual import virtual
 from ..waiting import wait_until
 
 TERMS = terms(Mode.CLAIM, 60_000, 120_000, False)
@@ -61,6 +62,30 @@ async def test_an_owner_with_notes_is_taken_back_too() -> None:
         orphans.add(op)
     await wait_until(lambda: not len(orphans), description="it is taken back")
     assert (parts.holds(b"noted"), parts.holds(b"named")) == (False, True)
+
+
+@virtual
+@pytest.mark.parametrize("closes", [False, True])
+async def test_a_claim_that_was_sent_twice_is_freed_at_its_time(closes: bool) -> None:
+    """The watch for its late copy freed the key itself, 0.3 s after its lease was set to end at that time."""
+    loop = asyncio.get_running_loop()
+    parts = Parts(UnavailableError("down"))
+    parts.store = MemoryStore(clock=loop.time)
+    orphans = Orphans(parts.submit, lambda event: None)
+    op = parts.claimed(b"up")
+    op.resent = True
+    entry = parts.store.entry(b"up")
+    assert entry is not None
+    orphans.add(op, entry.fence, free_at=30.0)
+    await asyncio.sleep(29.0)
+    if closes:
+        await orphans.finish(1.0)
+    assert parts.holds(b"up")
+    entry = parts.store.entry(b"up")
+    assert entry is not None
+    assert 29_999 <= entry.until <= 30_001
+    await wait_until(lambda: closes or not parts.holds(b"up"), description="its copy is freed")
+    await orphans.finish(1.0)
 
 
 @pytest.mark.parametrize("fault", [UnavailableError("down"), UsageError("closed")], ids=str)
