@@ -53,6 +53,9 @@ class Body(Protocol):
     def uncancel(self) -> int:
         """Undo that; return how many other cancellations are left."""
 
+    def cancelling(self) -> int:
+        """Return how many cancellations it has now, caught ones too."""
+
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Settlement(HeldClaim):
@@ -83,6 +86,7 @@ class Settlement(HeldClaim):
     __slots__ = (
         "_body",
         "_by_row",
+        "_cancelled_before",
         "fault",
         "stopped_body",
         "trace",
@@ -396,6 +400,7 @@ class Settlement(HeldClaim):
     def guard(self, body: Body | None) -> None:
         """Remember the work to cancel if the lease is lost; None for work that cannot be stopped."""
         self._body: Body | None = body
+        self._cancelled_before = 0 if body is None else body.cancelling()
         self.stopped_body = False
 
     def lose(self, *, outage: bool) -> None:
@@ -423,7 +428,8 @@ class Settlement(HeldClaim):
             # A renewal that is still in a socket would hold the key for an owner that has stopped.
             self.gate.connection.free_soon(self.op, self.fence)
         if body is not None and self.stopped_body:
-            outside = body.uncancel() > 0  # a cancellation from outside too: that one has priority
+            # A cancellation from outside too: that one has priority. Not one that was caught before the work.
+            outside = body.uncancel() > self._cancelled_before
             if not outside and (error is None or isinstance(error, asyncio.CancelledError)):
                 raise ClaimLostError(
                     f"the lease of {self.key!r} was lost while its body ran", outage=self.lost_in_outage

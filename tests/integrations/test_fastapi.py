@@ -5,7 +5,7 @@ import gc
 import threading
 import uuid
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Annotated, Any
 from weakref import WeakSet
@@ -857,8 +857,12 @@ def test_dependencies_can_be_declared_without_annotated() -> None:
     assert "/a" in app.openapi()["paths"]
 
 
-async def test_a_lease_lost_before_the_handler_stops_it(make_gate: MakeGate) -> None:
-    """A sync dependency runs in a thread, so it is not known yet that the handler can be cancelled."""
+@pytest.mark.parametrize("cancelled_before", [False, True])
+async def test_a_lease_lost_before_the_handler_stops_it(make_gate: MakeGate, cancelled_before: bool) -> None:
+    """A sync dependency runs in a thread, so it is not known yet that the handler can be cancelled.
+
+    A server's task may have caught a cancellation before, which says nothing of this request.
+    """
     app = FastAPI()
     Idempotency(app, make_gate())
 
@@ -877,5 +881,12 @@ async def test_a_lease_lost_before_the_handler_stops_it(make_gate: MakeGate) -> 
     ) -> None:
         await asyncio.Event().wait()
 
+    task = asyncio.current_task()
+    assert task is not None
+    if cancelled_before:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)
     async with client(app) as ann:
         problem(await ann.post("/", headers={"idempotency-key": "k"}), "claim-lost", 409)
+    assert task.cancelling() == cancelled_before

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import pytest
@@ -110,6 +110,24 @@ async def test_a_cancellation_by_a_lost_lease_is_taken_back_though_the_claim_was
     with pytest.raises(ClaimLostError):
         await work()
     assert task.cancelling() == 0
+
+
+async def test_a_cancellation_that_was_caught_before_the_block_hides_no_lost_lease(dedup: Dedup) -> None:
+    """It counted as one from outside, which goes first, so the block ended without an error."""
+
+    async def work() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(1)
+        async with dedup.claim("key") as claim:
+            claim.settlement.lose(outage=False)
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(1)
+
+    with pytest.raises(ClaimLostError):
+        await asyncio.create_task(work())
 
 
 @pytest.mark.parametrize("after", [-1.0, float("nan"), None, "soon"])

@@ -85,11 +85,13 @@ class AsgiExchange:
         # decides on the response.
         self.stage: Any = None
         self._commits = False
-        # Of stopping the handler: how many listen for the end; whether it is being stopped; whether it was cancelled;
-        # the timer after which it is cancelled; the news of the end, and whether the listeners may know it.
+        # Of stopping the handler: how many listen for the end; whether it is being stopped; whether it was cancelled,
+        # and how often its task was before; the timer after which it is cancelled; the news of the end, and whether
+        # the listeners may know it.
         self._listening = 0
         self._stopping = False
         self._cancelled = False
+        self._cancelled_before = 0
         self._timer: asyncio.TimerHandle | None = None
         self._news: asyncio.Event | None = None  # made if a handler listens: few do
         self._told = False
@@ -266,11 +268,15 @@ class AsgiExchange:
             self._cancelled = self._task is not None and self._task.cancel()
 
     def uncancel(self) -> int:
-        """Take back a cancellation by `cancel`; return how many others there are."""
+        """Take back a cancellation by `cancel`; return how many others there are since `run` began."""
         if self._task is None:
             return 0
         cancelled, self._cancelled = self._cancelled, False
-        return self._task.uncancel() if cancelled else self._task.cancelling()
+        return (self._task.uncancel() if cancelled else self._task.cancelling()) - self._cancelled_before
+
+    def cancelling(self) -> int:
+        """Return 0: `uncancel` counts from there."""
+        return 0
 
     async def run(self, app: ASGIApp, scope: Scope) -> None:
         """Run the application; release the claim unless a response settles it.
@@ -280,7 +286,8 @@ class AsgiExchange:
         """
         # By the claim's loop if it is known: Python 3.11 asks the system for each look at the running one.
         loop = None if self.recorder is None else self.recorder.claim.settlement.gate.connection.loop
-        self._task = asyncio.current_task(loop)
+        self._task = task = asyncio.current_task(loop)
+        self._cancelled_before = 0 if task is None else task.cancelling()
         self._app = app
         failure: BaseException | None = None
         try:
