@@ -98,11 +98,12 @@ class Claim:
         verdict = self._verdict
         if verdict.outcome is not _SUCCEEDED or not verdict.payload:
             return None
-        if verdict.value is not None:
-            return verdict.value
-        value = codec.decode(self._gate.settings.codec, verdict.payload, self.key)
+        own = self._gate.settings.codec
+        if verdict.value is not None and verdict.value[0] is own:
+            return verdict.value[1]
+        value = codec.decode(own, verdict.payload, self.key)
         if type(value) in _SHAREABLE:
-            verdict.value = value
+            verdict.value = (own, value)
         return value
 
     @property

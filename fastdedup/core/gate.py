@@ -224,6 +224,7 @@ class Gate(Executor):
         if (
             known is None
             or known.mark != mark
+            or known.codec is not self.settings.codec
             or monotonic() >= known.until
             or self.connections.engine is None
         ):
@@ -241,7 +242,7 @@ class Gate(Executor):
     def learn(self, op: ClaimOp, answer: object, verdict: Verdict, age: float) -> None:
         """Give `answer` to later duplicates, for the `age` seconds that `recent_for` has returned."""
         self.connections.common.recent.learn(
-            self.recent, op.key, answer, op.fingerprint, len(verdict.payload), age
+            self.recent, op.key, answer, op.fingerprint, self.settings.codec, len(verdict.payload), age
         )
 
     def lease_lost(self, key: str, owner: str, fence: int, *, outage: bool) -> None:

@@ -29,16 +29,20 @@ class RecentSuccess:
     Attributes:
         answer: the result of `Dedup.claim` for it.
         mark: the fingerprint of the claim that found it.
+        codec: its gate's, which reads the answer's result; another scope of the namespace may have another one.
         until: when the store must be asked again, by time.monotonic().
         size: bytes of its result.
     """
 
-    __slots__ = ("answer", "key", "mark", "size", "until")
+    __slots__ = ("answer", "codec", "key", "mark", "size", "until")
 
-    def __init__(self, key: str, answer: object, mark: bytes | None, size: int, until: float) -> None:
+    def __init__(
+        self, key: str, answer: object, mark: bytes | None, codec: object, size: int, until: float
+    ) -> None:
         self.key = key
         self.answer = answer
         self.mark = mark
+        self.codec = codec
         self.size = size
         self.until = until
 
@@ -107,12 +111,19 @@ class RecentSuccesses:
         return 0.0 if former is not None and monotonic() < former.until else age
 
     def learn(
-        self, table: Table, key: str, answer: object, mark: bytes | None, size: int, age: float
+        self,
+        table: Table,
+        key: str,
+        answer: object,
+        mark: bytes | None,
+        codec: object,
+        size: int,
+        age: float,
     ) -> None:
         """Keep a success of `size` bytes for the `age` seconds that `age_for` has returned."""
         now = monotonic()
         self._drop_expired(now)
-        success = RecentSuccess(key, answer, mark, size, now + age)
+        success = RecentSuccess(key, answer, mark, codec, size, now + age)
         table[key] = success
         heappush(self._learned, (success.until, next(self._number), table, success))
         self.bytes += size

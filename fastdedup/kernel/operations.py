@@ -457,7 +457,7 @@ class Verdict:
         self.left_ms = left_ms
         self.payload = payload
         self.value: Any = None
-        """The decoded payload, if it is decoded already and can be shared."""
+        """The codec and the decoded payload, if it is decoded already and can be shared. Gates have other codecs."""
         self.former = b""
         """The `proof` of the fence and the owner field before this acquisition; empty for a first one, or if the
         store's first reply was lost."""

@@ -3,6 +3,7 @@
 Shown by a store that is down meanwhile: whoever is answered then was answered from memory.
 """
 
+import asyncio
 import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -69,6 +70,30 @@ async def test_a_list_with_a_ledger_asks_for_its_own_records(clock: Clock) -> No
         ledger = dedup.ledger("seen", capacity=100, window=60.0)
         (claim,) = await dedup.claim_many(["k"], remember=ledger)
         assert claim.acquired
+
+
+class Cents:
+    """Keeps an amount in cents."""
+
+    def dumps(self, value: Any) -> bytes:
+        return b"%d" % (value * 100)
+
+    def loads(self, data: bytes) -> Any:
+        return int(data) / 100
+
+
+@pytest.mark.parametrize("age", [1.0, 0.0], ids=["from memory", "in one batch"])
+async def test_each_gate_reads_a_result_with_its_own_codec(age: float) -> None:
+    """Two gates of one namespace share the store's answer. The second read 150 for 1.5."""
+    async with gate(known_duplicates=age) as (dedup, _):
+        plain, cents = dedup, dedup.scoped(codec=Cents())
+        await (await cents.claim("k")).complete(1.5)
+        for _ in range(2):
+            claims = await asyncio.gather(
+                plain.claim("k"), cents.claim("k"), plain.claim("k"), cents.claim("k")
+            )
+            assert [claim.result for claim in claims] == [150, 1.5, 150, 1.5]
+            assert [claim.result for claim in await cents.claim_many(["k"])] == [1.5]
 
 
 async def test_every_way_of_asking_gets_it(clock: Clock) -> None:
