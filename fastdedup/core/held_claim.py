@@ -217,12 +217,18 @@ class HeldClaim:
         lease_ms = terms.lease_ms if lease is None else milliseconds(lease, "lease")
         keep_ms = terms.ttl_ms + lease_ms
         ends = asyncio.get_running_loop().time() + lease_ms / 1000
-        await self.extend(RenewOp(self.op.wire, self.op.owner, self.fence, lease_ms, keep_ms))
+        shortfall = None
+        try:
+            await self.extend(RenewOp(self.op.wire, self.op.owner, self.fence, lease_ms, keep_ms))
+        except ShortfallError as error:
+            shortfall = error  # it was done
         self._ends = ends
         if lease is not None and self.renewal is not None:
             # Its next look may come too late for a shorter lease.
             now = asyncio.get_running_loop().time()
             self.renewal.begin_anew(self.lease_began(now, terms.lease_ms / 1000))
+        if shortfall is not None:
+            raise shortfall
 
     async def extend(self, op: OwnerOp) -> None:
         """Send an operation after which the claim is still held; errors are those of `Claim.renew`."""

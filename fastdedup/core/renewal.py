@@ -6,9 +6,10 @@ import asyncio
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final, Protocol
 
-from ..errors import DedupError, UnavailableError
+from ..errors import DedupError, ShortfallError, UnavailableError
 
 _AT_ONCE: Final = 256
 """Renewals that start in one turn of the event loop."""
@@ -230,7 +231,8 @@ async def keep_renewed(
             return None if life.is_over else life.lose(outage=unanswered)
         try:
             async with asyncio.timeout_at(ends):
-                await life.renew()
+                with suppress(ShortfallError):  # it was done
+                    await life.renew()
             pause, unanswered, ends = lease / 3, False, started + lease
         except Exception as error:  # noqa: BLE001 -- the user's policy may raise any error
             final = isinstance(error, DedupError) and not isinstance(error, UnavailableError)

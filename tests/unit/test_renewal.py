@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fastdedup import ClaimLostError, Dedup, Outcome, UnavailableError, UsageError
+from fastdedup import ClaimLostError, Dedup, Outcome, ShortfallError, UnavailableError, UsageError
 from fastdedup.core.renewal import RenewalQueue, keep_renewed
 from fastdedup.stores.memory import MemoryStore
 
@@ -228,6 +228,19 @@ async def test_a_lease_that_was_renewed_for_longer_by_hand_is_not_made_shorter()
     assert not claim.lost.is_set()
     assert not work.done()
     work.cancel()
+
+
+@virtual
+async def test_renewals_that_too_few_replicas_confirm_keep_the_lease() -> None:
+    """The body was cancelled at the end of its first lease, although the store had renewed it each time."""
+    loop = asyncio.get_running_loop()
+    claim = HeldClaim(*[ShortfallError("too few") for _ in range(9)])
+    work = loop.create_task(keep_renewed(lambda: claim, loop, 0.0, 30.0))
+    await claim.renewed.wait()
+    assert loop.time() == pytest.approx(100.0)  # each third of a lease, not each tenth
+    assert not claim.lost.is_set()
+    work.cancel()
+    await asyncio.wait([work])
 
 
 @virtual

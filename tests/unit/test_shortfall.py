@@ -202,6 +202,18 @@ async def test_a_completion_is_tried_until_enough_replicas_have_it() -> None:
         assert (await dedup.claim("k")).result == "done"
 
 
+async def test_a_renewal_that_falls_short_moves_the_end_of_the_lease() -> None:
+    """The store has the new lease, and its owner counted on the former one."""
+    async with gate("raise") as (dedup, store, _):
+        store.unconfirmed = {Verb.RENEW}
+        claim = await dedup.claim("k", lease=30.0, renew=True)
+        for lease in (600.0, 3.0):
+            with pytest.raises(ShortfallError):
+                await claim.renew(lease)
+            assert lease - 3.0 < claim.settlement.lease_left <= lease
+        await claim.complete()
+
+
 async def test_it_is_no_outage() -> None:
     """The store is there: the policy is not asked, and the breaker stays closed."""
     async with gate("raise", on_unavailable=LocalLRU()) as (dedup, _, events):
