@@ -126,13 +126,12 @@ class MemoryLedgers:
         return self._buckets.get(wire, {}).get(digest)
 
     def put(self, wire: bytes, digest: bytes, nonce: bytes, now_ms: int, keep_ms: int) -> None:
-        """Remember an id for the given time, in place of its present entry. It raises the error of `make_room`."""
-        if self.held(wire, digest) is not None:
-            self._remove(wire, digest)
-        self._make_room()
+        """Remember an id for the given time, in place of its present entry. A new one raises `make_room`'s error."""
+        if self.held(wire, digest) is None:
+            self._make_room()
+            self._ids += 1
         ends = now_ms + keep_ms
         self._buckets.setdefault(wire, {})[digest] = (ends, nonce)
-        self._ids += 1
         order = self._order.setdefault(keep_ms, deque())
         order.append((ends, wire, digest))
         # Of ids that were forgotten, some of them within one millisecond.

@@ -65,6 +65,16 @@ async def test_what_another_call_could_not_take_back_stays_known() -> None:
     assert policy.seen(b"id") is Code.ABSENT
 
 
+async def test_an_id_of_another_call_stays_known_without_room_for_more() -> None:
+    """Its entry was removed for the store's new one, for which there was no room: it was new in the outage."""
+    policy = Policy()
+    policy.told(b"id", Code.OK)
+    policy.records.reserved = 1 << 30  # as large results take it
+    policy.saw(policy.first(b"id", THEIRS), Code.OK)
+    assert policy.seen(b"id") is Code.ALREADY
+    assert len(policy.records.ledgers) == 1
+
+
 async def test_a_client_takes_back_through_its_sidecar_in_the_outage_too() -> None:
     """Until the store was back, its id was a duplicate for all others. No call was told to be the first."""
     policy = Policy()
