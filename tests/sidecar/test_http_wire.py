@@ -445,9 +445,8 @@ def test_a_claim_that_nobody_gets_is_released(frozen: Any, ask: bytes, state: st
     assert not waiting(sidecar)
 
 
-async def working() -> list[Any]:
-    """Return the tasks of requests in the event loop."""
-    names = ("fastdedup-request", "fastdedup-batch")
+async def working(*names: str) -> list[Any]:
+    """Return the tasks of these names in the event loop."""
     return [task for task in asyncio.all_tasks() if task.get_name() in names]
 
 
@@ -463,9 +462,34 @@ def test_a_token_whose_use_no_caller_is_told_of_can_be_used(frozen: Any, is_batc
         raw.sendall(batch if is_batch else request({"token": token}, "/v1/tokens/consume"))
         until(lambda: waiting(sidecar), "the use is on its way")
     # Before the store's timeout, which also takes a use back.
-    until(lambda: not sidecar.call(working()), "its client is gone, so it is cancelled", deadline=10.0)
+    works = "fastdedup-request", "fastdedup-batch"
+
+    def is_cancelled() -> bool:
+        return len(sidecar.call(working(*works))) == is_batch  # the token of a batch is issued all the same
+
+    until(is_cancelled, "its client is gone, so it is cancelled", deadline=10.0)
     server.thaw()
     until(lambda: sidecar.call(tokens.consume(token)) is Outcome.ACQUIRED, "the use is taken back")
+
+
+@pytest.mark.parametrize("ended", ["consume", "claim"])
+def test_a_batch_settles_though_its_client_hangs_up(frozen: Any, ended: str) -> None:
+    """The end of a use, or of a wait, in the same batch ended the settlements that had not begun."""
+    sidecar, server = frozen
+    root = sidecar.namespaces.root
+    first = {"op": "claim", "key": "held", "wait": 60_000}
+    if ended == "consume":
+        first = {"op": "consume", "token": sidecar.call(root.tokens.issue())}
+    for key in ("held", "k"):
+        assert sidecar.call(root.claim(key, owner="mine")).acquired
+    others = [{"op": "touch", "key": "none", "owner": "mine"}] * 300
+    server.freeze()
+    with sidecar.raw() as raw:
+        raw.sendall(request([first, *others, {"op": "complete", "key": "k", "owner": "mine"}], "/v1/batch"))
+        until(lambda: waiting(sidecar) > 256, "the batch is on its way")
+    until(lambda: not sidecar.call(working("fastdedup-watch")), "its client is known to be gone")
+    server.thaw()
+    until_it_is("succeeded", sidecar)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from math import inf
 from time import perf_counter
@@ -23,6 +24,7 @@ from ..releases import Holding, release_soon
 from ..reply_memory import LARGE
 from ..turns import TaskLine
 from ..verbs import Asked, needs_a_task
+from .request import Gone
 from .strict import are_unique, refuse_repeats
 from .verbs import (
     HANDLERS,
@@ -78,11 +80,12 @@ class BatchRequest:
         self._client = client
         self._one_client = Client(client.peer, client.request, None)
         # Mutable: a place for each answer, in order; the tasks of requests that need one, apart those that wait for a
-        # key; does a request end if the client hangs up; the claims that were won; the text of those that the latest
-        # verdict grants.
+        # key or consume a token; does a request end if the client hangs up; the claims that were won; the text of
+        # those that the latest verdict grants.
         self._places: list[BatchClaim | Told] = []
         self._brief = TaskLine(namespaces.turns.brief, "fastdedup-batch")
         self._patient = TaskLine(namespaces.turns.waiting, "fastdedup-batch")
+        self._consuming = TaskLine(namespaces.turns.brief, "fastdedup-batch")
         self._watches = False
         self.held: list[Holding] = []
         self.acquired = AcquiredText(b'{"status":201,"body":', b"}")
@@ -106,18 +109,16 @@ class BatchRequest:
         try:
             self._places = [self._begin(ask) for ask in self._asks]
             if self._watches:
-                await self._client.unless_gone(self._until_answered())
+                await self._unless_gone()
                 if self._claims_again():
-                    await self._client.unless_gone(self._until_answered())
+                    await self._unless_gone()
             elif self.left:
                 await self._all
             text = b"[%b]" % b",".join([place.text for place in self._places])
             return HttpAnswer(200, text, None, self.held)
         except BaseException:
-            self.given_up = True
+            self._give_up()
             self._brief.clear()
-            self._patient.clear()
-            self._take_back()
             raise
         finally:
             self._namespaces.memory.free(self._reserved)
@@ -168,6 +169,12 @@ class BatchRequest:
         if not self._all.done():
             self._all.set_result(None)
 
+    def _give_up(self) -> None:
+        self.given_up = True
+        self._patient.clear()
+        self._consuming.clear()
+        self._take_back()
+
     def _take_back(self) -> None:
         release_soon(self.held)
         self.held = []
@@ -200,10 +207,20 @@ class BatchRequest:
     def _later(self, ask: Any) -> Told:
         place = Told()
         waits = ask.op in _WAITING and ask.wait > 0
-        self._watches = self._watches or waits or ask.op == "consume"
-        line = self._patient if waits else self._brief
+        consumes = ask.op == "consume"
+        self._watches = self._watches or waits or consumes
+        line = self._patient if waits else self._consuming if consumes else self._brief
         line.add(partial(self._one, ask, place))
         return place
+
+    async def _unless_gone(self) -> None:
+        """Wait for the answers. If the client hangs up, raise Gone once what neither waits nor consumes is done."""
+        with suppress(Gone):
+            return await self._client.unless_gone(self._until_answered())
+        self._give_up()
+        while self._brief.tasks:
+            await asyncio.wait(self._brief.tasks)
+        raise Gone
 
     async def _until_answered(self) -> None:
         if self.left:
