@@ -128,14 +128,15 @@ class Reconciler:
         self._done()
 
     async def _empty(self, lane: bytes) -> None:
-        while lane in self._lanes() and await self._round(lane):
+        while lane in self._lanes() and (await self._round(lane) or lane in self._alone):
             pass
 
     async def _round(self, lane: bytes) -> bool:
         """Send the oldest operations of a lane; False if the lane must pause.
 
         A refused line goes to the end, so the lines behind a full batch need no pause, unless all of it was refused.
-        If the store says that a batch is a mistake, as many operations are sent one by one: one may spoil all others.
+        If the store says that all of a batch is a mistake, as many operations are sent one by one: one may spoil all
+        others. Each that is refused too halves how many still are: a whole namespace may be refused.
         """
         alone = self._alone.pop(lane, 0)
         ops = self.policy.next_operations(1 if alone else _BATCH, lane)
@@ -161,10 +162,11 @@ class Reconciler:
                     mistaken = True
         finally:
             self._put_back([op for op in ops if op not in answered], asked)
-        alone = alone or (len(ops) if mistaken else 0)
-        if alone > 1:
+        if alone > 1 and answered:
             self._alone[lane] = alone - 1
-        return (mistaken and alone > 1) or (bool(answered) and len(ops) in (len(answered), _BATCH))
+        elif alone != 1 and mistaken and not answered:
+            self._alone[lane] = alone // 2 or len(ops)
+        return bool(answered) and len(ops) in (len(answered), _BATCH)
 
     def _send(self, ops: Sequence[JournalOp]) -> dict[JournalOp, asyncio.Future[Reply]]:
         """Pass the engine each operation that it takes; it refuses those of a part that does not answer."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -30,20 +30,20 @@ class Way(Link):
         self.batches: list[tuple[Verb, int]] = []
         self.poison: Exception | None = None
         self.poisoned = b""
+        self.answers_each = False
 
     async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
         self.batches.append((verb, len(ops)))
         if verb is Verb.ADOPT and self.poison is not None:
-            if isinstance(self.poison, UnavailableError):
+            if isinstance(self.poison, UnavailableError) or self.answers_each:
                 return [self._one(op) for op in ops]
             if not self.poisoned or any(op.wire == self.poisoned for op in ops):
                 raise self.poison
         return await super().execute(verb, ops)
 
     def _one(self, op: Op) -> Reply:
-        if op.wire == self.poisoned:
-            assert isinstance(self.poison, UnavailableError)
-            return self.poison
+        if not self.poisoned or op.wire == self.poisoned:
+            return cast(Reply, self.poison)
         return self.store.apply(op)
 
     def adoptions(self) -> list[int]:
@@ -181,6 +181,38 @@ async def test_a_record_that_spoils_its_batch_is_said_and_keeps_none_of_the_othe
         assert (await gate.dedup.claim("k599")).degraded is False
         assert (await gate.dedup.claim("k7")).result == 7
     assert ["out of bounds" in record.message for record in caplog.records if record.exc_info] == [True]
+
+
+@pytest.mark.parametrize(("poisoned", "left"), [(b"t:=k7", 1), (b"", 200)])
+@virtual
+async def test_records_that_are_refused_alone_cost_little(poisoned: bytes, left: int) -> None:
+    """A sidecar answers each record of a batch. For ever, each pass sent up to 255 commands without a pause."""
+    async with Gate() as gate:
+        await gate.outage(200)
+        gate.way.poison, gate.way.poisoned = ConfigError("this socket serves mail only"), poisoned
+        gate.way.answers_each = True
+        gate.way.down = False
+        gate.way.batches.clear()
+        until = asyncio.get_running_loop().time() + 15.0
+        await wait_until(
+            lambda: asyncio.get_running_loop().time() > until, description="it is tried for 15 s"
+        )
+        assert gate.policy.lines == left
+        assert len(gate.way.adoptions()) < 100
+        gate.way.poison = None
+        await wait_until(lambda: gate.policy.lines == 0, description="all records are home")
+
+
+@virtual
+async def test_closing_keeps_no_record_out_because_another_is_refused() -> None:
+    gate = Gate()
+    async with gate:
+        gate.way.down = True
+        claims = await gate.dedup.claim_many(["k0", "k1"])
+        await asyncio.gather(*[claim.complete() for claim in claims])
+        gate.way.poison, gate.way.poisoned = ConfigError("a number is out of bounds"), b"t:=k0"
+        gate.way.down = False
+    assert [event.key for event in gate.of(Unreplayed)] == ["k0"]
 
 
 @virtual
