@@ -133,6 +133,43 @@ async def test_a_refused_namespace_is_refused_alone(sidecar: Sidecar) -> None:
         assert not one.degraded
 
 
+async def test_a_refused_namespace_is_refused_alone_though_the_sidecar_restarts(
+    sidecar: Sidecar, tmp_path: Path
+) -> None:
+    """All of the batch failed with ConfigError if the connection broke before the sidecar refused it."""
+    breaks = 2  # once for the batch that is begun, once for its first `execute`
+
+    async def pass_on(client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        nonlocal breaks
+        answers, to_sidecar = await asyncio.open_unix_connection(sidecar.path.parent / "mail.sock")
+        back = asyncio.create_task(pass_back(answers, to_client))
+        while request := await client.read(1 << 16):
+            if b"FD.RUN" in request and breaks:
+                breaks -= 1
+                break
+            to_sidecar.write(request)
+        to_sidecar.close()
+        await back
+        to_client.close()
+
+    async def pass_back(answers: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        while answer := await answers.read(1 << 16):
+            to_client.write(answer)
+
+    path = tmp_path / "proxy.sock"
+    async with (
+        await asyncio.start_unix_server(pass_on, path),
+        Dedup(url_of(path), timeout=5, namespace="mail") as mail,
+    ):
+        one, refused = await asyncio.gather(
+            mail.claim("three"), mail.scoped("payments").claim("key"), return_exceptions=True
+        )
+    assert not breaks
+    assert isinstance(refused, ConfigError)
+    assert isinstance(one, Claim)
+    assert one.acquired
+
+
 async def test_clients_over_their_rate_are_told_when_to_ask_again(sidecar: Sidecar) -> None:
     """They took it for a sidecar that leaves: the breaker opened, and LocalLRU granted."""
     url = url_of(sidecar.path.parent / "slow.sock")

@@ -93,10 +93,11 @@ class SidecarStore:
         """
         try:
             try:
-                return await self._exchange(verb, ops)
-            except ConnectionError:
-                if verb in UNREPEATED:
-                    raise
+                try:
+                    return await self._exchange(verb, ops)
+                except ConnectionError:
+                    if verb in UNREPEATED:
+                        raise
                 return await self._exchange(verb, ops)
             except hiredis.ReplyError:
                 if verb in UNREPEATED or len(ops) == 1:
