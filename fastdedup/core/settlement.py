@@ -446,7 +446,7 @@ class Settlement(HeldClaim):
             return
         if error is not None and self.settling:
             if self._unstorable:  # even if the body has caught that error
-                with contextlib.suppress(DedupError):
+                with contextlib.suppress(Exception):
                     await asyncio.shield(self.gate.connection.keep(self._record_unstorable()))
             return
         if self.lost:
@@ -467,8 +467,8 @@ class Settlement(HeldClaim):
         if error is None:
             await asyncio.shield(settling)
             return
-        # The body's own error matters more than that of freeing the key.
-        with contextlib.suppress(DedupError):
+        # The body's own error matters more than any of freeing the key, such as one of the user's policy.
+        with contextlib.suppress(Exception):
             await asyncio.shield(settling)
 
     async def _free(self) -> None:

@@ -160,7 +160,7 @@ class Attempt:
 
     def free(self, *, after: float = 0.0) -> None:
         """Free the key, after so many seconds. If the store does not answer then, its lease ends by itself."""
-        with suppress(DedupError):
+        with suppress(Exception):
             self.claim.free(after=after)
 
     def _undone(self, decision: Decision) -> Decision:

@@ -8,7 +8,6 @@ from contextlib import suppress
 from ..admin.resolving import check_answer, renew_no_more, settled_as, takeover_of
 from ..admin.takeover import Resolution, Takeover
 from ..downstream import beside_work
-from ..errors import DedupError
 from .claim import Claim
 
 SyncCheck = Callable[[Takeover], Resolution]
@@ -19,7 +18,7 @@ def resolved(claim: Claim, check: SyncCheck, *, renews: bool | None) -> Claim:
     try:
         answer = asked(claim, check)
     except BaseException:
-        with suppress(DedupError):
+        with suppress(Exception):
             claim.free()
         raise
     if answer is None:

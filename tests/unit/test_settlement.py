@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from typing import Any
 
 import pytest
 
-from fastdedup import Claim, ClaimLostError, ConfigError, Dedup, DedupError, UnavailableError
+from fastdedup import (
+    Claim,
+    ClaimLostError,
+    ConfigError,
+    Dedup,
+    DedupError,
+    LocalLRU,
+    Resolution,
+    ResultError,
+    Takeover,
+    UnavailableError,
+    sync,
+)
 from fastdedup.core.held_claim import Life
 from fastdedup.kernel.operations import Op, Reply, SettleOp
 from fastdedup.stores.memory import MemoryStore
@@ -128,6 +140,41 @@ async def test_a_cancellation_that_was_caught_before_the_block_hides_no_lost_lea
 
     with pytest.raises(ClaimLostError):
         await asyncio.create_task(work())
+
+
+class FaultyPolicy(LocalLRU):
+    """The user's own, which fails whenever it is asked."""
+
+    def answer(self, op: Op, error: Exception) -> Reply:
+        raise RuntimeError("the policy's own")
+
+
+@pytest.mark.parametrize("unstorable", [False, True])
+async def test_the_bodys_error_goes_before_that_of_a_policy(store: FakeStore, unstorable: bool) -> None:
+    """The caller, which may retry by the kind of error, got the policy's."""
+
+    async def work(dedup: Dedup, outage: ExitStack) -> None:
+        async with dedup.claim("key") as claim:
+            if unstorable:
+                with suppress(ResultError):
+                    await claim.complete(object())
+            outage.enter_context(store.outage("refused"))
+            raise KeyError("the body's own")
+
+    async with Dedup(store, on_unavailable=FaultyPolicy()) as dedup:
+        with ExitStack() as outage, pytest.raises(KeyError):
+            await work(dedup, outage)
+
+
+def test_a_synchronous_checks_error_goes_before_that_of_a_policy(store: FakeStore) -> None:
+    def check(takeover: Takeover) -> Resolution:
+        outage.enter_context(store.outage("refused"))
+        raise KeyError("the check's own")
+
+    with sync.Dedup(store, on_unavailable=FaultyPolicy()) as dedup:
+        dedup.claim("key").release()
+        with ExitStack() as outage, pytest.raises(KeyError):
+            dedup.claim("key", resolve=check)
 
 
 @pytest.mark.parametrize("after", [-1.0, float("nan"), None, "soon"])

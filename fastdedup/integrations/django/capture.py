@@ -86,7 +86,7 @@ async def _run(bridge: Bridge, hold: Hold, request: HttpRequest, view: Callable[
     except GeneratorExit:  # the loop has dropped this coroutine, so it can no longer await
         raise
     except BaseException:
-        with suppress(DedupError):  # the view's own error matters more
+        with suppress(Exception):  # the view's own error matters more
             await give_back(bridge, hold)
         raise
     return await finish(bridge, hold, request, response)
@@ -212,7 +212,7 @@ async def abandon(bridge: Bridge, request: HttpRequest) -> None:
         return
     hold = pending(request)
     if hold is not None:
-        with suppress(DedupError):  # the error that prevents the response matters more
+        with suppress(Exception):  # the error that prevents the response matters more
             await give_back(bridge, hold)
 
 

@@ -15,7 +15,7 @@ from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
 from ...downstream import claimed_work
-from ...errors import ConfigError, DedupError
+from ...errors import ConfigError
 from ...keys import Fingerprint
 from ...sql.drivers.django import are_of_a_test
 from ...sync import Claim, Dedup
@@ -121,7 +121,7 @@ class DjangoCommits(Operation):
                 response = await self._worked(bridge, work, request, view)
         except BaseException:
             if got is not None:
-                with suppress(DedupError):  # the view's own error matters more
+                with suppress(Exception):  # the view's own error matters more
                     await give_back(bridge, got)
             raise
         return response if got is None else await settle_by(bridge, got, response)
