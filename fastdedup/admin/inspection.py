@@ -83,15 +83,11 @@ async def forget(
     """Remove a record, and report the key and the result to `heard`. Errors: see `Dedup.forget`."""
     wire = wire_of(gate, key, kind, digest=digest)
     name = _shown(wire, key, kind)
-    found: bool | None = None
+    op, found = ForgetOp(wire, reason), None
     try:
-        found = await gate.run(ForgetOp(wire, reason)) == Code.OK
+        found = await gate.run(op) == Code.OK
     finally:
-        # Also if the answer is lost, because the removal may have taken effect.
-        if digest:
-            gate.recent.clear()  # because the digest does not show which of these it is
-        elif kind == "claim":
-            gate.recent.pop(key, None)
+        gate.forgot(op)  # also if the answer is lost, because the removal may have taken effect
         heard(name, found)
     return found
 

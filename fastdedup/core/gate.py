@@ -165,8 +165,12 @@ class Gate(Executor):
         return moved
 
     def forgot(self, op: Op) -> None:
-        """Drop the cached success of a key that was forgotten."""
-        self.recent.pop(names_of(op.wire)[1], None)
+        """Drop the cached success of a key that was forgotten; all of them if its store key has only a digest."""
+        key = names_of(op.wire)[1]
+        if key[:1] == "#":
+            self.recent.clear()
+        else:
+            self.recent.pop(key, None)
 
     def record(
         self, key: str, stored: Reply, kind: RecordKind = "claim", now_us: int | None = None

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from fastdedup import BreakerState, ConfigError, Dedup, LocalLRU, Outcome, UnavailableError
+from fastdedup.kernel.operations import ForgetOp
 from fastdedup.testing import Clock
 
 from ..waiting import wait_until
@@ -213,6 +214,15 @@ async def test_forgetting_takes_effect_at_once(clock: Clock) -> None:
         await succeed(dedup)
         assert await dedup.forget("k")
         assert (await dedup.claim("k")).acquired
+
+
+@pytest.mark.parametrize("key", ["k", "k" * 41], ids=["short", "long"])
+async def test_what_is_forgotten_by_its_store_key_is_not_known(clock: Clock, key: str) -> None:
+    """As a sidecar's clients of its store protocol do. The store key of a long key has only a digest."""
+    async with gate() as (dedup, store):
+        await succeed(dedup, key)
+        dedup.gate.forgot(ForgetOp(dedup.gate.claims.wire(key), ""))
+        assert not await told_from_memory(store, dedup, key)
 
 
 async def test_the_oldest_go_first_when_there_are_too_many(
