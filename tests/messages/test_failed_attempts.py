@@ -279,6 +279,10 @@ async def test_a_run_that_never_begins_is_not_told(
     assert "has ended" not in caplog.text
 
 
+async def in_a_transaction(transaction: Any, message: Any) -> None:
+    """A handler of an inbox's consumer."""
+
+
 async def test_a_consumer_without_a_gate_has_a_line_and_a_figure(
     server: RedisServer, tmp_path: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -291,7 +295,7 @@ async def test_a_consumer_without_a_gate_has_a_line_and_a_figure(
         consumer = shop.make(None, inbox=Database(tmp_path / "shop.db").inbox)
         watch(consumer, registry=registry)
         async with consumer:
-            task = asyncio.create_task(consumer.run(a_handler))
+            task = asyncio.create_task(consumer.run(in_a_transaction))
             await wait_until(lambda: figure() == 1, description="it runs")
             shop.raw.xgroup_destroy(shop.stream, "billing")
             with pytest.raises(ResponseError):

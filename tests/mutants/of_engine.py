@@ -122,7 +122,7 @@ UNDO = {
     "fastdedup/core/orphans.py": [
         Mutant(
             "A claim is not released if its caller was cancelled before the answer came.",
-            "send(release).add_done_callback(partial(self._note_released, op))",
+            "send(release).add_done_callback(partial(self._note_released, op, fence))",
             "pass",
             "claim_and_complete",
         ),

@@ -77,7 +77,7 @@ async def test_a_claim_that_was_sent_twice_is_freed_at_its_time(closes: bool) ->
     entry = parts.store.entry(b"up")
     assert entry is not None
     orphans.add(op, entry.fence, free_at=30.0)
-    await asyncio.sleep(29.0)
+    await wait_until(lambda: loop.time() > 29.0, description="its time is near", deadline=40.0)
     if closes:
         await orphans.finish(1.0)
     assert parts.holds(b"up")

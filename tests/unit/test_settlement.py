@@ -132,11 +132,11 @@ async def test_a_cancellation_that_was_caught_before_the_block_hides_no_lost_lea
         assert task is not None
         task.cancel()
         with suppress(asyncio.CancelledError):
-            await asyncio.sleep(1)
+            await asyncio.Event().wait()
         async with dedup.claim("key") as claim:
             claim.settlement.lose(outage=False)
             with suppress(asyncio.CancelledError):
-                await asyncio.sleep(1)
+                await asyncio.Event().wait()
 
     with pytest.raises(ClaimLostError):
         await asyncio.create_task(work())
