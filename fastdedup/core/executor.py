@@ -424,15 +424,15 @@ class Executor:
                 # Not if the caller named the owner, because that owner can ask again.
                 self.connection.orphans.add(op, acquired.fence)
             else:
-                self._give_back(op, acquired)
+                self._give_back(op, acquired, told=True)
         raise ShortfallError(
             f"{verb_of(op)} of {key!r} was done, but fewer than {wanted} replicas confirmed it in time"
         )
 
-    def _give_back(self, op: ClaimOp, reply: Reply) -> None:
+    def _give_back(self, op: ClaimOp, reply: Reply, *, told: bool = False) -> None:
         """Free a key that was acquired, because the caller gets an error, unless another call knows of it."""
         if self.connection.becomes_orphan(op, reply):
-            self.connection.orphans.free(op, cast(Verdict, reply).fence, self._run_at_once)
+            self.connection.orphans.free(op, cast(Verdict, reply).fence, self._run_at_once, told)
 
     def _run_at_once(self, release: ReleaseOp) -> asyncio.Future[Reply]:
         """Send it before anything else runs: the next claim of the same owner must not get back what it frees."""

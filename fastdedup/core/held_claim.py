@@ -262,8 +262,10 @@ class HeldClaim:
         """
         try:
             self.gate.counted(ReleaseOp(self.op.wire, self.op.owner, self.fence), error, self.gate.now)
-        except UnavailableError:
+        except Exception as fault:
             self.gate.connection.orphans.add(self.op, self.fence, free_at)
+            if not isinstance(fault, UnavailableError):  # such as one of the user's policy
+                raise
 
     def note_lost(self, *, outage: bool) -> None:
         """Note that the lease is lost, without a report and without stopping the work.

@@ -242,25 +242,26 @@ class Orphans:
         else:
             self.put(held_key, watched)
 
-    def free(self, op: ClaimOp, fence: int, send: Callable[[ReleaseOp], asyncio.Future[Any]]) -> None:
+    def free(
+        self, op: ClaimOp, fence: int, send: Callable[[ReleaseOp], asyncio.Future[Any]], told: bool = False
+    ) -> None:
         """Release the key of a claim that was acquired after its caller had gone; a consumed token is issued again.
 
         Args:
             op: the claim.
             fence: its holding's fence.
             send: sends the release before the operations that wait behind the claim.
+            told: its caller has got an error instead, so an owner with a chosen name does not keep it either.
         """
         release = ReleaseOp(op.wire, op.owner, fence, consumed=op.terms.consumes)
-        send(release).add_done_callback(partial(self._note_released, op, fence))
+        send(release).add_done_callback(partial(self._note_released, op, fence if told else 0))
 
     def _note_released(self, op: ClaimOp, fence: int, future: asyncio.Future[Reply]) -> None:
         fault = None if future.cancelled() else future.exception()
         is_unanswered = isinstance(fault, UnavailableError) and not isinstance(fault, ShortfallError)
-        is_unanswered = is_unanswered or future.cancelled()
-        if op.named and is_unanswered:
-            self.add(op, fence, asked=True)
-        elif is_unanswered or hasattr(op, "resent"):
-            self.add(op)
+        if future.cancelled() or is_unanswered or hasattr(op, "resent"):
+            asked = op.named and fence > 0
+            self.add(op, fence if asked else 0, asked=asked)
 
     def put(self, held_key: HeldKey, orphan: Orphan) -> None:
         """Free an orphan of any kind, unless `is_closed`."""

@@ -190,7 +190,7 @@ class Settlement(HeldClaim):
             return
         await self.free()
 
-    async def free(self, *, after: Seconds = 0.0) -> DedupError | None:
+    async def free(self, *, after: Seconds = 0.0) -> Exception | None:
         """Free the key in any case: as soon as the store answers, and at the latest when its lease ends.
 
         Then the claim cannot be settled any more. If the caller named its owner, it may end with its lease: the same
@@ -214,7 +214,7 @@ class Settlement(HeldClaim):
                 await self._end_lease(seconds)
             else:
                 await self._free()
-        except DedupError as error:
+        except Exception as error:  # noqa: BLE001 -- also one of the user's policy: its caller decides
             return error
         finally:
             self.abandon()
@@ -475,8 +475,10 @@ class Settlement(HeldClaim):
         """Release without a caller that could retry: if the store does not answer now, as soon as it does."""
         try:
             await self.release()
-        except UnavailableError:
-            self.gate.connection.orphans.add(self.op, self.fence)
+        except Exception as error:
+            # An error of the user's own policy says nothing about the store.
+            if isinstance(error, UnavailableError) or not isinstance(error, DedupError):
+                self.gate.connection.orphans.add(self.op, self.fence)
             raise
 
 

@@ -13,7 +13,7 @@ class RefusedAlone(UnavailableError):
     """The store answers, but refuses this key: nothing was done, and the other keys are not affected.
 
     This is a reply, which a store never raises: so it does not count for the breaker, no claim is given up, and no
-    policy is asked.
+    policy is asked. An engine gives it to a claim with a large result that had no turn in time.
     """
 
 

@@ -128,8 +128,12 @@ class Claim:
 
     def __enter__(self) -> Self:
         if self.acquired:
-            if (settled := self._claim.settlement.settled) is not None:
-                raise UsageError(f"this claim was {settled} already, so its block must not run: claim again")
+            if self.lost:
+                raise self._claim.settlement.lost_error()
+            if self._claim.settlement.is_over or self.in_block:
+                raise UsageError(
+                    "this claim was settled or entered before, so its block must not run: claim again"
+                )
             try:
                 self._work = downstream.enter(self._claim.settlement.store_key, self)
                 if self._renews is None and self._background.here:

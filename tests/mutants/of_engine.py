@@ -122,13 +122,13 @@ UNDO = {
     "fastdedup/core/orphans.py": [
         Mutant(
             "A claim is not released if its caller was cancelled before the answer came.",
-            "send(release).add_done_callback(partial(self._note_released, op, fence))",
+            "send(release).add_done_callback(partial(self._note_released, op, fence if told else 0))",
             "pass",
             "claim_and_complete",
         ),
         Mutant(
             "A cancelled claim whose release got no answer is forgotten.",
-            "            self.add(op)\n",
+            "            self.add(op, fence if asked else 0, asked=asked)\n",
             "            pass\n",
             "claim_and_complete",
         ),

@@ -164,6 +164,8 @@ async def test_the_bodys_error_goes_before_that_of_a_policy(store: FakeStore, un
     async with Dedup(store, on_unavailable=FaultyPolicy()) as dedup:
         with ExitStack() as outage, pytest.raises(KeyError):
             await work(dedup, outage)
+        if not unstorable:
+            assert (await dedup.claim("key", wait=5.0)).acquired, "it is freed as the store answers again"
 
 
 def test_a_synchronous_checks_error_goes_before_that_of_a_policy(store: FakeStore) -> None:

@@ -201,8 +201,12 @@ def test_the_block_of_a_settled_claim_does_not_run(dedup: Dedup) -> None:
     """An asyncio claim is made anew by each `async with`; here one object can be entered again."""
     with dedup.claim("key") as claim:
         claim.complete("done")
-    with pytest.raises(UsageError, match="was completed already, so its block must not run: claim again"):
+    with pytest.raises(
+        UsageError, match="was settled or entered before, so its block must not run: claim again"
+    ):
         claim.__enter__()
+    with dedup.claim("another") as other, pytest.raises(UsageError, match="was settled or entered before"):
+        other.__enter__()
 
 
 def test_a_fork_while_other_threads_are_at_work_does_not_hang_the_child(dedup: Dedup) -> None:

@@ -263,11 +263,15 @@ def run(connection: RespConnection, command: list[bytes]) -> ReplyPlace:
         answer = refused(str(over), retry_after=over.retry_after)
         for place in range(some, count):
             batch.put(place, answer)
+    ephemeral = connection.namespaces.ephemeral
     for place, (op, dedup) in enumerate(zip(ops[:some], dedups, strict=False)):
         taker = Place(batch, place, dedup, op)
         try:
             if has_result:
                 check_size(op.result, dedup.settings.max_result)
+            elif verb is Verb.CLAIM and (ephemeral.holders or ephemeral.releases):
+                # Before it is sent, so that no release of a client that has gone is sent behind it.
+                ephemeral.won_again((dedup, op.wire, cast(ClaimOp, op).owner), None)
             dedup.gate.begin(op, taker)
         except (UnavailableError, ResultTooLargeError) as refusal:
             taker.judge(refusal)
