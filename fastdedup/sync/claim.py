@@ -33,7 +33,7 @@ class Claim:
     write to.
     """
 
-    __slots__ = ("__weakref__", "_background", "_claim", "_renews", "_said", "_seconds", "_work")
+    __slots__ = ("__weakref__", "_background", "_claim", "_entered", "_renews", "_said", "_seconds", "_work")
 
     def __init__(self, background: BackgroundDedup, claim: AsyncClaim, *, renews: bool | None = None) -> None:
         self._background = background
@@ -42,6 +42,8 @@ class Claim:
         self._renews = renews
         # Mutable: the longest lease that it had, which is the time to retry settling.
         self._seconds = claim.lease or 0.0
+        # Mutable: whether its block has begun.
+        self._entered = False
         # Mutable, within `with`: the object that ends the work for HTTP clients.
         self._work: Any = None
         # Mutable: the function that records the caller's outcome, until it has begun.
@@ -130,10 +132,8 @@ class Claim:
         if self.acquired:
             if self.lost:
                 raise self._claim.settlement.lost_error()
-            if self._claim.settlement.is_over or self.in_block:
-                raise UsageError(
-                    "this claim was settled or entered before, so its block must not run: claim again"
-                )
+            if self._entered:
+                raise UsageError("this claim was entered before, so its block does not run again: claim anew")
             try:
                 self._work = downstream.enter(self._claim.settlement.store_key, self)
                 if self._renews is None and self._background.here:
@@ -143,6 +143,7 @@ class Claim:
                 if self._renews is None and self._background.here:
                     self._background.tell(self._claim.settlement.renew_no_more)
                 raise
+            self._entered = True
         return self
 
     def __exit__(

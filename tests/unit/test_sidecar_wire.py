@@ -223,7 +223,7 @@ def facts(thing: object) -> object:
     names = [name for kind in type(thing).__mro__ for name in getattr(kind, "__slots__", ())]
     engines = {"at", "future", "followers", "witness", "counted", "floor_us", "hops"}
     left_out = engines | {"key", "named", "header", "shared", "ledger", "present", "answer"}
-    if isinstance(thing, ClaimOp):
+    if isinstance(thing, ClaimOp | FirstOp):
         left_out |= {"resent"}  # what became of an earlier sending, for the gate alone
     return type(thing).__name__, {name: facts(getattr(thing, name)) for name in names if name not in left_out}
 

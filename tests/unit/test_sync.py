@@ -197,15 +197,13 @@ def test_a_lock_entered_twice_is_an_error_and_stays_held(dedup: Dedup) -> None:
         lock.__enter__()
 
 
-def test_the_block_of_a_settled_claim_does_not_run(dedup: Dedup) -> None:
+def test_the_block_of_a_claim_runs_once(dedup: Dedup) -> None:
     """An asyncio claim is made anew by each `async with`; here one object can be entered again."""
     with dedup.claim("key") as claim:
         claim.complete("done")
-    with pytest.raises(
-        UsageError, match="was settled or entered before, so its block must not run: claim again"
-    ):
+    with pytest.raises(UsageError, match="was entered before, so its block does not run again: claim anew"):
         claim.__enter__()
-    with dedup.claim("another") as other, pytest.raises(UsageError, match="was settled or entered before"):
+    with dedup.claim("another") as other, pytest.raises(UsageError, match="was entered before"):
         other.__enter__()
 
 
