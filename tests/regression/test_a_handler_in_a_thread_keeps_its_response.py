@@ -31,6 +31,7 @@ from fastdedup.model import BreakerState
 from ..integrations import django_project  # noqa: F401 - configures Django
 from ..programs import until
 from ..servers import RedisServer
+from ..waiting import wait_until
 
 from django.core.handlers.asgi import ASGIHandler  # isort: skip
 from django.http import HttpRequest, HttpResponse  # isort: skip
@@ -261,6 +262,34 @@ async def test_a_handler_in_a_thread_keeps_its_response(
     assert (again.status_code, again.content) == (first.status_code, first.content)
     assert again.headers["idempotency-replayed"] == "true"
     assert len(runs) == 1
+
+
+@pytest.mark.parametrize(
+    "make",
+    [claimed, fastapi_middleware, starlette_middleware, starlette_function, litestar_handler],
+)
+async def test_a_handler_in_a_thread_keeps_its_key_if_something_cancels_its_request(make: Any) -> None:
+    """Such as a server that stops, or a timeout: the thread works on, and a retry ran beside it."""
+    begun, ends, runs = threading.Event(), threading.Event(), []
+
+    def work(claim: Any) -> str:
+        runs.append(claim)
+        begun.set()
+        assert ends.wait(20.0)
+        return "done"
+
+    async with Dedup("memory://") as dedup:
+        app = make(dedup, work)
+        request = asyncio.create_task(posted(app, dedup))
+        await wait_until(begun.is_set, description="the handler is at work")
+        request.cancel()
+        try:
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.wait_for(request, 10.0)
+            (again,) = await posted(app, dedup)
+        finally:
+            ends.set()
+    assert (again.status_code, len(runs)) == (409, 1)
 
 
 def alone(adapter: Any) -> Any:

@@ -350,13 +350,26 @@ class AsgiExchange:
             if cut and recorder.counts_in_part:
                 await settle(recorder)
                 return False
-            if not await _left(recorder.claim, error):
+            if self._goes_on(recorder, error):
+                recorder.claim.settlement.abandon()
+            elif not await _left(recorder.claim, error):
                 await self._refuse(recorder)
                 return True
         if not (isinstance(error, ClientLeft) or (self._cancelled and self.uncancel() == 0)):
             return False
         await self._answer_nobody()
         return True
+
+    def _goes_on(self, recorder: Recorder, error: BaseException) -> bool:
+        """True if something else has cancelled a request, such as a server that stops, and its thread works on.
+
+        Then the key is held until its lease ends, as if the process had died: at once a retry would run beside it.
+        """
+        if self._commits or recorder.settled:  # a transaction ends with its request
+            return False
+        if self._cancelled or not isinstance(error, asyncio.CancelledError):
+            return False
+        return self._scope is not None and runs_in_thread(self._scope, self._app, self._running)
 
     # The response
 
