@@ -365,9 +365,8 @@ class RouteTable(Generic[T]):
         """Return the entry of the first rule that matches, or None."""
         finder = self._by_method.get(method)
         if finder is None:
-            if method.isupper():
-                return None
-            return self.find(method.upper(), path)  # some frameworks accept a lower-case method
+            upper = method.upper()  # some frameworks accept a lower-case method
+            return None if upper == method else self.find(upper, path)
         bare = bare_path(path)
         entry = finder(bare)
         return finder(path) if entry is None and bare is not path else entry

@@ -24,7 +24,7 @@ from fastdedup.stores.redis.url import ServerURL
 
 from ..servers import RedisServer, free_port
 from ..topologies import running
-from ..waiting import wait_until
+from ..waiting import cancel, wait_until
 
 # What lay in the system's send queue reached the server after its connection was given up, and was
 # executed.
@@ -235,3 +235,22 @@ async def test_the_rights_of_the_page_are_enough(own_redis: RedisServer) -> None
         await wait_until(lambda: dedup.breaker is BreakerState.CLOSED, description="Redis answers")
         await claim.complete("done")
         assert (await dedup.claim("key")).result == "done"
+
+
+async def test_a_list_that_is_given_up_keeps_the_connection_of_all(own_redis: RedisServer) -> None:
+    """The claims of other callers are on it."""
+
+    def connections() -> int:
+        with own_redis.client() as raw:
+            return int(raw.info()["total_connections_received"])
+
+    async with Dedup(own_redis.url, namespace="shop", timeout=20.0) as dedup:
+        await dedup.claim("key")
+        before = connections()
+        with own_redis.frozen():
+            listing = asyncio.create_task(dedup.records())
+            for _ in range(10):
+                await asyncio.sleep(0)  # it is sent
+            await cancel(listing)
+        assert (await dedup.claim("another")).acquired
+        assert connections() == before + 1, "this test's own"

@@ -421,3 +421,15 @@ def test_settings_in_tables_are_named_one_by_one(tmp_path: Path) -> None:
         f"sockets[{tmp_path}/a]",
     ]
     assert news.config == old.model_copy(update={"log_level": "debug"})
+
+
+def test_a_list_of_users_stays_with_the_mode_that_needs_it(tmp_path: Path) -> None:
+    """The mode takes effect when the socket is bound: until then it would have let every user in."""
+    path = str(tmp_path / "shop.sock")
+    old = Config(sockets=({"path": path, "mode": "0666", "allow_uids": [1000]},))
+    closed = Merged(old, Config(sockets=({"path": path, "mode": "0660", "pending": 5},)))
+    assert closed.config.sockets[0].allow_uids == (1000,)
+    assert closed.config.sockets[0].pending == 5
+    assert closed.left == [f"sockets[{path}].mode", f"sockets[{path}].allow_uids"]
+    other = Merged(old, Config(sockets=({"path": path, "mode": "0666", "allow_uids": [1001]},)))
+    assert other.config.sockets[0].allow_uids == (1001,)

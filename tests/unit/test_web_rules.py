@@ -194,6 +194,7 @@ def test_a_method_finds_its_own_routes_only() -> None:
     assert found.find("POST", "/a") == "/{x}"
     assert found.find("PUT", "/b") is None
     assert found.find("GET", "/a") is None
+    assert [found.find(method, "/a") for method in ("put", "123", "")] == ["/a", None, None]
 
 
 def test_among_two_hundred_routes_each_is_found() -> None:

@@ -14,6 +14,8 @@ _LIVE = ("log_level", "log_format", "log_keys", "grace", "allow_uids", "allow_gi
 """Settings that take effect at once. The password file needs no reload: it is read for each connection."""
 _OF_FILE = ("path", "mode", "owner", "group")
 """Settings of a further socket that take effect when it is bound; all others of it take effect at once."""
+_LISTS = ("allow_uids", "allow_gids")
+"""The users that a socket lets in."""
 
 
 class Merged:
@@ -46,8 +48,11 @@ class Merged:
 
     def _socket(self, old: SocketConfig, new: SocketConfig) -> SocketConfig:
         names = [name for name in SocketConfig.model_fields if getattr(old, name) != getattr(new, name)]
-        self.left += [f"{_named(old)}.{name}" for name in names if name in _OF_FILE]
-        live = [name for name in names if name not in _OF_FILE]
+        # Without a list, the mode that it still has would let every user in.
+        opens = old.mode & 0o007 and not (new.allow_uids or new.allow_gids)
+        kept = (*_OF_FILE, *_LISTS) if opens else _OF_FILE
+        self.left += [f"{_named(old)}.{name}" for name in names if name in kept]
+        live = [name for name in names if name not in kept]
         self.changed += [f"{_named(old)}.{name}" for name in live]
         self.sockets += [str(old.path)] * bool(live)
         return old.model_copy(update={name: getattr(new, name) for name in live})

@@ -244,12 +244,13 @@ class RedisServer:
         return await self._asked(lambda connection: read_page(connection, query, cursor, count))
 
     async def _asked(self, ask: Callable[[RedisConnection], Awaitable[T]]) -> T:
-        async with asyncio.timeout(self._timeout):
+        async with asyncio.timeout(self._timeout) as deadline:
             connection = await self._reconnector.connected()
             try:
                 return await ask(connection)
             except asyncio.CancelledError:
-                connection.abort(_LATE)
+                if deadline.expired():  # not if its caller gives up: all callers share the connection
+                    connection.abort(_LATE)
                 raise
 
     async def _send(self, verb: Verb, calls: Sequence[ScriptCall], asking: bool, guest: bool) -> None:
