@@ -12,7 +12,7 @@
 -- again in a call of its own, with KEYS, and learns where it is. A key that the ACL keeps from the login is REFUSED, for
 -- that key alone: nothing was done with it.
 --
--- A fresh fence is the server's time, or floor_us + 1 where that is later. So the fence of a key that expired or
+-- A fresh fence is the server's time, or floor_us + 1 if that is later. So the fence of a key that expired or
 -- was forgotten still rises, also after the server's clock was set back, for every client that has seen the key's
 -- last time. A client that has not seen that time may get a lower fence until the clock has caught up.
 -- Leases and expiry follow the server's clock alone.

@@ -95,7 +95,7 @@ local function conflicts()
     answer(i, IN_PROGRESS, record)
   end
 
-  -- Answers for a key that may be held. Returns true where the key holds a value.
+  -- Answers for a key that may be held. Returns true if the key holds a value.
   local function contend(i, key, tail, terms)
     if room <= 0 then
       local size = redis.pcall('STRLEN', key)
@@ -117,7 +117,7 @@ local function conflicts()
     return record ~= false
   end
 
-  -- Answers for a key that the caller's own SET has not set. `set`: the refusal of that SET; false where the key holds a
+  -- Answers for a key that the caller's own SET has not set. `set`: the refusal of that SET; false if the key holds a
   -- value, or was not tried. Returns as `contend`.
   local function meet(i, key, tail, terms, set)
     local code = set and set_refused(key, terms.head .. tail, terms.keep)

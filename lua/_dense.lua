@@ -73,7 +73,7 @@ local function dense(slot)
     return then_slot ~= 0 and lives(then_slot, slot)
   end
 
-  -- Returns where a remembered id lies: 0 for its cell, else the index of its stray; nil where it is not remembered.
+  -- Returns where a remembered id lies: 0 for its cell, else the index of its stray; nil if it is not remembered.
   local function whereabouts(bucket, digest)
     local chunk, place = split(digest)
     if chunk == bucket.chunk and place < bucket.size * 64 then

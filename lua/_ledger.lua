@@ -62,7 +62,7 @@ local function answer_known(ledger, patience, then_slot, n1, n2, n3, n4, tick)
 end
 
 -- Returns the beginning of the bucket up to its tags, the index of the first tag, how many old entries it has, and the
--- slot of its expiry; false where it is absent; nil and a code.
+-- slot of its expiry; false if it is absent; nil and a code.
 local function fetch_bucket(key, width)
   local part, fault = fetch(key)
   if not part then return part, fault end

@@ -39,7 +39,7 @@ local function shape(record)
   return last, bits >= 128 and last + 16 or last, bits % 128 >= 64, code
 end
 
--- True where the ACL keeps just this key from the login. Redis up to 7.0 says the first, later servers say the second.
+-- True if the ACL keeps just this key from the login. Redis up to 7.0 says the first, later servers say the second.
 -- Where the ACL forbids the command, that concerns every key.
 local function forbidden(refusal)
   local text = tostring(refusal.err)
@@ -57,7 +57,7 @@ local function fault_of(key, refusal)
   redis.call('GETRANGE', key, '0', '0') -- raises the refusal
 end
 
--- Runs a write of one key. Returns REFUSED where the ACL keeps just this key from the login, which may be allowed to
+-- Runs a write of one key. Returns REFUSED if the ACL keeps just this key from the login, which may be allowed to
 -- read it; else nil. A refusal that concerns more than the key is raised.
 local function put(...)
   local answer = redis.pcall(...)
@@ -87,7 +87,7 @@ local function is_text(name)
   return not find(name, '[\128-\255]')
 end
 
--- Returns the record; nil and FOREIGN where the value is not a record of fastdedup. Every number in a record that
+-- Returns the record; nil and FOREIGN if the value is not a record of fastdedup. Every number in a record that
 -- passes is small enough to be raised by 1 and written again.
 -- `states`: the states that the caller can handle.
 local function checked(record, states)
@@ -105,7 +105,7 @@ local function checked(record, states)
   return record
 end
 
--- Returns the value; false where the key is absent; nil and FOREIGN, TOO_LARGE, ELSEWHERE or REFUSED.
+-- Returns the value; false if the key is absent; nil and FOREIGN, TOO_LARGE, ELSEWHERE or REFUSED.
 -- Each script touches a key by this first, so whatever follows is not refused for the key's slot. A write may still be
 -- refused for the key: see `put`.
 local function fetch(key)
@@ -121,7 +121,7 @@ local function fetch(key)
   return nil, fault_of(key, value)
 end
 
--- Returns the record; false where the key is absent; nil and FOREIGN as `checked`; nil and a code as `fetch`.
+-- Returns the record; false if the key is absent; nil and FOREIGN as `checked`; nil and a code as `fetch`.
 local function read(key, states)
   local record, fault = fetch(key)
   if not record then return record, fault end
@@ -142,7 +142,7 @@ end
 
 -- Writes a byte of the record again, and returns as `put`. Each answer that says "done" and writes nothing else must call this: it repeats
 -- an operation whose first reply was lost, and `replicas=` sends WAIT behind it. WAIT waits for the last write of its own
--- connection; since Redis 8 and Valkey 8 it answers at once where that connection has written nothing, even if no
+-- connection; since Redis 8 and Valkey 8 it answers at once if that connection has written nothing, even if no
 -- replica has the first write. This write follows the first one to the replicas, so a replica that confirms this one
 -- has both.
 local function write_again(key)

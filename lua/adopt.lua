@@ -6,7 +6,7 @@
 -- KEYS[i]  a record's key
 -- ARGV     after floor_us and limit, four per key: keep_ms, left_ms (until the record's deadline), base (7 bytes
 --          of fence and the owner field that this store is last known to have held; of a machine its version and
---          its change; '' where nothing is known), record
+--          its change; '' if nothing is known), record
 -- returns  {now_us, code, former, ...}: a pair for each key, `former` the key's record before (128 bytes at most), or '':
 --          OK (adopted, no claim is lost), THEIRS_STANDS (the new record is lost), OURS_STANDS (the former record is
 --          lost), TOO_LARGE, ELSEWHERE, REFUSED, FOREIGN (also for a new record that fastdedup cannot have made)
@@ -47,7 +47,7 @@ local function is_consumed(record)
   return token and code == 0 and sub(record, 2, 2) == 'S' and #record == head
 end
 
--- True where both records are of one acquisition, as far as they show.
+-- True if both records are of one acquisition, as far as they show.
 local function is_same(ours, base, former)
   if holding(former) == holding(ours) then return true end
   if owner_of(former) ~= owner_of(ours) then return false end
@@ -57,7 +57,7 @@ local function is_same(ours, base, former)
   return base ~= holding(ours)
 end
 
--- True where a settled record has our outcome, and a result if ours has one.
+-- True if a settled record has our outcome, and a result if ours has one.
 local function says(former, ours)
   local _, head = shape(former)
   local _, our_head = shape(ours)

@@ -9,7 +9,7 @@
 --          id's digest behind each tail)
 --          keep_ms: how long the record lives, the lease included
 -- returns  {now_us, i, code, record, ...}: a triple for each key that was not freshly acquired. AGAIN for a key with a
---          large result, where this call has brought enough of those: nothing was done, ask again in another call.
+--          large result, if this call has brought enough of those: nothing was done, ask again in another call.
 --          Behind the record of a key that was TAKEN over stand the former fence (7 bytes), and the former owner with
 --          its length code. With unless: UNKNOWN (the ledger knows the id and the key has no record, or one that is free
 --          to claim: it is done; any other record says more than the ledger), STALE (what is known of the ledger is too

@@ -2,7 +2,7 @@
 --
 -- KEYS[i]  a record's key
 -- ARGV     after floor_us and limit, runs: count, consumed (1 or 0); then a proof (fence and owner) per key.
---          consumed: where 1, a token that its owner consumed in one step is also issued again
+--          consumed: if 1, a token that its owner consumed in one step is also issued again
 -- returns  {now_us, i, code, ...}: a pair for each key that was not released: LOST, FOREIGN, TOO_LARGE, ELSEWHERE, REFUSED
 
 -- Returns the record as it stands after the release. The owner did nothing under this key, so the next request may

@@ -3,7 +3,7 @@
 -- KEYS[i]  a machine's key
 -- ARGV     after floor_us and limit, seven per key: keep_ms, change (10 bytes naming this call), version ('' for any), to,
 --          initial, sources (the states that may move to `to`, each between line feeds),
---          again ('1' where this call was sent before and got no reply, else '')
+--          again ('1' if this call was sent before and got no reply, else '')
 -- returns  {now_us, code, version, state, ...}: a triple for each key:
 --          OK (changed), ALREADY, ILLEGAL, STALE, FOREIGN, TOO_LARGE, ELSEWHERE, REFUSED, UNSURE (sent again, and the record
 --          does not tell whether this call moved the machine before: nothing was changed)

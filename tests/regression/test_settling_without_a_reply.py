@@ -36,7 +36,7 @@ from ..waiting import wait_until
 async def test_an_outcome_that_the_store_has_lost_is_not_recorded(
     own_redis: RedisServer, how: str, ttl: float | None
 ) -> None:
-    """It returned as if it were: a Redis that came back empty answers the second try, and nobody else has the key.
+    """It returned as if it were: a Redis that came back empty answers the second try, and no other owner has the key.
 
     Its record would have outlived the second try, even if that is for less time than the lease.
     """
