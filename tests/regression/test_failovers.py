@@ -50,7 +50,7 @@ async def test_a_frozen_primary_is_left_after_its_failover(cluster: ClusterGroup
                 and gate.breaker is not BreakerState.CLOSED
             )
 
-        assert await is_answered(gate.claim("{k}", owner="me"))
+        await wait_until(lambda: is_answered(gate.claim("{k}", owner="me")), description="it is asked")
         frozen.freeze()
         await wait_until(is_refused, description="the breaker of the node opens")
         await wait_until(lambda: cluster.owner(slot) is not frozen, description="its replica is promoted")
@@ -130,13 +130,21 @@ def gate(url: str) -> Dedup:
 _numbers = itertools.count()
 
 
-async def arrives(dedup: Dedup, member: Member) -> bool:
-    """Claim a new key, and return whether it arrived at this server."""
+async def claimed(dedup: Dedup) -> str | None:
+    """Claim a new key, and return it; None if no store answered."""
     key = f"arrival-{next(_numbers)}"
-    if not await is_answered(dedup.claim(key)):
-        return False
+    return key if await is_answered(dedup.claim(key)) else None
+
+
+def has(member: Member, key: str) -> bool:
     with client(member) as raw:
         return bool(raw.exists(f"t:={key}"))
+
+
+async def arrives(dedup: Dedup, member: Member) -> bool:
+    """Claim a new key, and return whether it arrived at this server."""
+    key = await claimed(dedup)
+    return key is not None and has(member, key)
 
 
 async def owned_twice(one: Dedup, url: str) -> list[str]:
@@ -151,7 +159,7 @@ async def test_a_deposed_primary_that_answers_is_left(group: SentinelGroup) -> N
     """With the waiters' subscription; and no key is owned twice from then on."""
     async with gate(url_of(group)) as dedup:
         deposed = group.primary()
-        assert await arrives(dedup, deposed)
+        await wait_until(lambda: arrives(dedup, deposed), description="it is there")
         async with dedup.claim("warm") as held:
             waiting = asyncio.ensure_future(dedup.claim("warm", wait=5.0))  # so there is a subscription
             await wait_until(lambda: subscribed(deposed), description="the gate has subscribed")
@@ -183,7 +191,7 @@ async def test_a_frozen_sentinel_does_not_make_it_deaf(group: SentinelGroup) -> 
     """The sentinel whose announcements the client hears is frozen before the failover."""
     async with gate(url_of(group)) as dedup:
         deposed = group.primary()
-        assert await arrives(dedup, deposed)
+        await wait_until(lambda: arrives(dedup, deposed), description="it is there")
         heard = await wait_until(lambda: heard_by(group), description="the client hears announcements")
         heard.freeze()
         others = [sentinel for sentinel in group.sentinels if sentinel is not heard]
@@ -238,7 +246,8 @@ async def stays_at(primary: Member, url: str) -> None:
         for _ in range(10):
             with client(primary) as raw:
                 raw.execute_command("CLIENT", "KILL", "USER", USER)
-            assert await arrives(dedup, primary)
+            key = await wait_until(lambda: claimed(dedup), description="a primary answers again")
+            assert has(primary, key), "it is the present one"
         assert await owned_twice(dedup, url) == []
 
 
