@@ -38,6 +38,10 @@ async def claim_list(
         )
     if not hasattr(keys, "__len__"):
         raise ConfigError(f"claim_many() takes a list of keys, got {shown(keys)}")
+    if isinstance(fingerprints, str | bytes) or not (
+        fingerprints is None or hasattr(fingerprints, "__len__")
+    ):
+        raise ConfigError(f"fingerprints must be a list with one for each key, got {shown(fingerprints)}")
     given = [None] * len(keys) if fingerprints is None else fingerprints
     if len(given) != len(keys):
         raise ConfigError(f"{len(given)} fingerprints for {len(keys)} keys: give one for each")

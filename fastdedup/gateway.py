@@ -347,10 +347,10 @@ class Dedup(Inspected):
     ) -> list[Claim]:
         """Claim many keys at once, each on its own; the answers have the order of the keys.
 
-        This costs half as much as the same claims one by one. A key that is in the list twice is acquired once. If a
-        claim gets no answer, its error is raised, and the acquired claims are released. More than 2,000 keys are sent
-        in parts, and the first leases begin first. If a lease is over when the waits end, its key is asked for again.
-        Arguments, errors: see `claim`; `fingerprints`: one for each key.
+        This costs half as much as the same claims one by one. A key that is in the list twice is acquired once; with
+        `owner=`, both answers are of one holding. If a claim gets no answer, its error is raised, and the acquired
+        claims are released. More than 2,000 keys are sent in parts, and the first leases begin first. If a lease is
+        over when the waits end, its key is asked for again. Arguments, errors: see `claim`; `fingerprints`: one each.
         """
         options = ClaimOptions(owner, lease, ttl, wait, renew, remember)
         return await claim_list(self._gate, options, keys, fingerprints)

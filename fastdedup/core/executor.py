@@ -218,6 +218,8 @@ class Executor:
                 was_orphan = self.connection.orphans.leave_to_owner(again)  # an earlier look may be one
                 if hasattr(again, "at"):
                     op.at = again.at
+                if op.named and hasattr(again, "future"):
+                    op.future = again.future  # by which the engine knows whether the caller learned of it
                 if was_orphan or hasattr(again, "resent"):
                     op.resent = True
         return verdict
@@ -423,6 +425,8 @@ class Executor:
             if op.terms.consumes:
                 # Not if the caller named the owner, because that owner can ask again.
                 self.connection.orphans.add(op, acquired.fence)
+                if self._journal is not None:
+                    self._journal.saw(ReleaseOp(op.wire, op.owner, acquired.fence, consumed=True), Code.OK)
             else:
                 self._give_back(op, acquired, told=True)
         raise ShortfallError(

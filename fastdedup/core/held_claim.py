@@ -196,12 +196,14 @@ class HeldClaim:
     def lease_began(self, now: float, lease: float) -> float:
         """Return when the lease of these seconds began, in the loop's time, for a renewal that begins now.
 
-        Counted from the sending, because the store's clock may have run since; a policy's lease from now.
+        Counted from the sending, because the store's clock may have run since. A policy's lease is counted from now;
+        a claim of the store's that a policy gave back to its owner has less of it left.
         """
         if hasattr(self, "_ends"):  # it was renewed before
             began = min(self._ends - lease, now)
         else:
-            began = now if self.verdict.degraded else getattr(self.op, "at", now)
+            given = now + min(self.verdict.left_ms / 1000 - lease, 0.0)
+            began = given if self.verdict.degraded else getattr(self.op, "at", now)
         # If it has ended, only the store knows whether another owner has the key: it is asked at once.
         return began if began + lease > now else now - lease / 3 * 2
 

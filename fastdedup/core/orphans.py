@@ -254,6 +254,8 @@ class Orphans:
             told: its caller has got an error instead, so an owner with a chosen name does not keep it either.
         """
         release = ReleaseOp(op.wire, op.owner, fence, consumed=op.terms.consumes)
+        if hasattr(op, "witness") and op.witness is not None:
+            release.let_witness(op.witness)  # it may have noted the claim
         send(release).add_done_callback(partial(self._note_released, op, fence if told else 0))
 
     def _note_released(self, op: ClaimOp, fence: int, future: asyncio.Future[Reply]) -> None:

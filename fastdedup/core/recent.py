@@ -3,7 +3,8 @@
 In a storm nearly every claim is for a key that is settled already. The price: if *another*
 process forgets a key, this one may still answer its old result for `age` seconds. All other
 promises hold: an answer is never kept past the record's own expiry, only a success is kept, and
-`forget` in this process takes effect at once.
+`forget` in this process takes effect at once. The answer is that of the moment of `dedup.claim(…)`,
+also if its result is awaited later.
 """
 
 from __future__ import annotations

@@ -14,7 +14,18 @@ from typing import Any, Final, assert_never, cast
 from ..errors import UnavailableError
 from ..kernel.codes import Code
 from ..kernel.granted import may_be_undone
-from ..kernel.operations import ClaimOp, ForgetOp, Op, OwnerOp, ReadOp, Reply, SettleOp, TransitionOp, Verdict
+from ..kernel.operations import (
+    ClaimOp,
+    ForgetOp,
+    Op,
+    OwnerOp,
+    ReadOp,
+    RenewOp,
+    Reply,
+    SettleOp,
+    TransitionOp,
+    Verdict,
+)
 from ..kernel.records import Stored
 from ..kernel.replies import TransitionReply
 from ..kernel.verbs import Effect, Verb
@@ -224,6 +235,8 @@ class LastSeen:
         change = _CHANGES[op.verb]
         if entry is not None and change is not None:
             change(self, op, entry, now)
+        elif isinstance(op, RenewOp) and now < self.blind_until:
+            self.blind_until = max(self.blind_until, now + op.lease_ms)  # it may be the claim without room
 
     def _forget(self, op: ForgetOp, entry: Entry, now: int) -> None:
         # A claim's reply takes a shorter path than a removal's: a live claim may be the later of the two.

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, cast
 
-from ..checks import check_count
-from ..errors import UnavailableError
+from ..checks import check_count, shown
+from ..errors import ConfigError, UnavailableError
 from ..events import Conflict, Unreplayed
 from ..forking import InChild
 from ..kernel.codes import Code
@@ -26,7 +26,7 @@ from .adoption import Former, holding_of, mark, removal, report, text_of
 from .base import JournalOp, OneLoopPolicy
 from .id_line import IdLine
 from .journal import NEW, Journal, JournalLine
-from .last_seen import LastSeen, SeenEntry
+from .last_seen import NOBODY, LastSeen, SeenEntry
 from .local_ids import LedgerOps, LocalIds
 from .remembered_claims import ClaimOrSettleOp, RememberedClaims
 
@@ -82,6 +82,8 @@ class LocalLRU(OneLoopPolicy):
         super().__init__()
         check_count(maxsize, "maxsize")
         check_count(max_bytes, "max_bytes")
+        if clock is not None and not callable(clock):
+            raise ConfigError(f"clock must be a function that returns seconds since 1970, got {shown(clock)}")
         self._maxsize = maxsize
         self._max_bytes = max_bytes
         self.begin_anew(clock)
@@ -184,10 +186,12 @@ class LocalLRU(OneLoopPolicy):
                 )
         elif not op.verb.row.grants and not self._settles_what_it_holds(op, entry, now):
             raise error
+        elif isinstance(op, ClaimOp) and op.fingerprint and not entry.fingerprint and entry.owner == NOBODY:
+            raise error  # the claim that got this record named no fingerprint, so only the store knows its own
 
     def _settles_what_it_holds(self, op: Op, entry: Entry, now: int) -> bool:
         """True for a settlement of a claim from the store, within its lease: then no other owner can hold the key."""
-        return op.verb.row.effect is Effect.FREES and entry.owner != b"" and entry.until > now
+        return op.verb.row.effect is Effect.FREES and entry.owner != NOBODY and entry.until > now
 
     def _bind(
         self, op: Op, entry: Entry, line: JournalLine | None, former: Former, reply: Reply, now: int

@@ -469,5 +469,5 @@ def _takes_back(op: IdOp) -> bool:
 def _is_known(op: IdOp, reply: Reply) -> bool:
     """True if the store remembers an id for another call, and that call will not be undone."""
     if reply is Code.PENDING:
-        return op.place in GRANTED
+        return GRANTED.lately(op.place, op.terms.window_ms / 1000)
     return reply is Code.ALREADY or (isinstance(op, SeenOp) and reply is Code.OK)

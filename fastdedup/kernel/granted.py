@@ -17,17 +17,18 @@ MOST: Final = 50_000
 LOOKS: Final = 8
 """Looks at a use or an id that another process may still undo, half a timeout apart. It takes half of these looks
 until it is older than two timeouts; meanwhile another caller may have taken it, and lost its reply too."""
-_SECONDS: Final = 30.0
-"""The least seconds for which an entry is remembered, unless there are more than `MOST`."""
+SECONDS: Final = 30.0
+"""Seconds for which an entry counts, unless there are more than `MOST`. Later the place may be another process's: an
+id expires, and a token or an id may be forgotten there and used again."""
 
 
 class Granted:
     """The store keys of used tokens and the places of ids, in two generations; the older one is dropped whole."""
 
     def __init__(self) -> None:
-        # Mutable: both generations, and when the next one begins, by time.monotonic().
-        self._present: set[bytes] = set()
-        self._former: set[bytes] = set()
+        # Mutable: both generations, with the time of each entry, and when the next one begins, by time.monotonic().
+        self._present: dict[bytes, float] = {}
+        self._former: dict[bytes, float] = {}
         self._until = 0.0
 
     def add(self, place: bytes) -> None:
@@ -38,22 +39,25 @@ class Granted:
         """Remember several uses or ids."""
         now = monotonic()
         if now > self._until or len(self._present) >= MOST:
-            self._former, self._present = self._present, set()
-            self._until = now + _SECONDS
-        self._present.update(places)
+            self._former, self._present = self._present, {}
+            self._until = now + SECONDS
+        for place in places:
+            self._present[place] = now
 
     def discard(self, place: bytes) -> None:
         """Forget a use or an id, because it is undone or forgotten."""
-        self._present.discard(place)
-        self._former.discard(place)
+        self._present.pop(place, None)
+        self._former.pop(place, None)
 
     def clear(self) -> None:
         """Forget all entries."""
         self._present.clear()
         self._former.clear()
 
-    def __contains__(self, place: object) -> bool:
-        return place in self._present or place in self._former
+    def lately(self, place: bytes, seconds: float = SECONDS) -> bool:
+        """True if the store has confirmed a use or an id in the last `seconds`."""
+        confirmed = self._present.get(place, self._former.get(place))
+        return confirmed is not None and monotonic() - confirmed < min(seconds, SECONDS)
 
 
 GRANTED: Final = Granted()
@@ -65,7 +69,7 @@ def may_be_undone(wire: bytes, payload: bytes) -> bool:
 
     A use whose caller got no reply is undone. So only the store can say that the token is used.
     """
-    return not payload and wire not in GRANTED
+    return not payload and not GRANTED.lately(wire)
 
 
 def note_use(op: SettleOp) -> None:

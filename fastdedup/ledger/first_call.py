@@ -184,9 +184,11 @@ class FirstCall:
         often. Else it is STALE: it is sent again after a pause. Return True if there is such an id.
         """
         pauses = False
+        # Such an entry is younger than two timeouts and a tick; an older one of this process is not the one there.
+        young = 4 * self._gate.connection.timeout + 1.0
         for op in ops:
             if op.answer is Code.PENDING:
-                stays = self._pauses >= LOOKS or op.place in GRANTED or self._orphans.knows(op)
+                stays = self._pauses >= LOOKS or GRANTED.lately(op.place, young) or self._orphans.knows(op)
                 op.answer = Code.ALREADY if stays else Code.STALE
                 pauses |= not stays
         return pauses

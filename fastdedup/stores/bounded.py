@@ -190,10 +190,14 @@ class BoundedRecords:
                     "new keys are refused, because no claim may be forgotten (raise maxsize or lower ttl)"
                 )
 
-    def _set_payload(self, entry: Entry, payload: bytes) -> None:
-        """Give a payload to a record that has none. Raises UnavailableError if there is no room."""
+    def _set_payload(self, wire: bytes, entry: Entry, payload: bytes) -> None:
+        """Give a payload to a record that has none.
+
+        Raises:
+            UnavailableError: there is no room, or the record itself was dropped to make room.
+        """
         while (taken := self.bytes_taken()) + len(payload) > self._max_bytes:
-            if not self._evict():
+            if not self._evict() or self._entries.get(wire) is not entry:
                 raise NoRoomError(
                     f"the local store is full: it holds {taken} of {self._max_bytes} bytes, "
                     f"no room for a result of {len(payload)} (raise max_bytes or lower ttl)"

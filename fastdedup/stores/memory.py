@@ -209,14 +209,14 @@ class MemoryStore(BoundedRecords):
         if entry.state not in LIVE:
             return Code.LOST
         if op.also is None:
-            self._set_payload(entry, op.payload)
+            self._set_payload(op.wire, entry, op.payload)
         else:
             place = cast(LedgerPlace, op.also)
             code = self.ledgers.apply(FirstOp(place.bucket, place.entry, place.terms), now)
             if code is not Code.OK and code is not Code.ALREADY:
                 return code
             try:
-                self._set_payload(entry, op.payload)
+                self._set_payload(op.wire, entry, op.payload)
             except UnavailableError:  # no room for the result
                 self.ledgers.apply(ForgetIdOp(place.bucket, place.entry, place.terms), now)
                 raise

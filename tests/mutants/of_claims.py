@@ -200,7 +200,7 @@ LEDGERS = {
         ),
         Mutant(
             "An id is told as a duplicate although its call may still be taken back.",
-            "stays = self._pauses >= LOOKS or op.place in GRANTED or self._orphans.knows(op)",
+            "stays = self._pauses >= LOOKS or GRANTED.lately(op.place, young) or self._orphans.knows(op)",
             "stays = True",
             "first_elsewhere",
         ),

@@ -11,6 +11,11 @@ from typing import Any
 import pytest
 
 from fastdedup import Claim, Dedup, ForeignRecordError, Outcome
+from fastdedup.kernel.codes import Code
+from fastdedup.kernel.operations import ClaimOp, ReleaseOp
+from fastdedup.kernel.owners import draw_owner
+from fastdedup.kernel.terms import Mode, terms
+from fastdedup.kernel.verbs import Verb
 from fastdedup.sync import Dedup as SyncDedup
 from fastdedup.sync.claim import take_back
 
@@ -214,3 +219,32 @@ def test_a_claim_that_waited_is_freed_if_it_never_reaches_its_caller(
         claim = gate.claim("k", owner="other", wait=5.0)
         assert claim.acquired
         claim.complete(1)
+
+
+async def test_a_token_that_was_used_for_a_moment_is_freed_if_it_never_reaches_its_redeemer(
+    redis_url: str, redis_server: RedisServer
+) -> None:
+    """As a claim that waited: the use was undone, and a later look took the token."""
+    with redis_server.client() as raw, SyncDedup(redis_url, namespace="t", timeout=2.0) as gate:
+
+        def scripts() -> int:
+            return sum(
+                stats["calls"] for name, stats in raw.info("commandstats").items() if "evalsha" in name
+            )
+
+        async with Dedup(redis_url, namespace="t") as other:
+            token, user = await other.tokens.issue(), draw_owner()
+            op = ClaimOp(other.tokens.wire(token), terms(Mode.CONSUME, 60_000, 60_000, False), user, None)
+            store = other.gate.connection.store
+            [used] = await store.execute(Verb.CLAIM, [op])
+            asked = scripts()
+            waiting = asyncio.create_task(asyncio.to_thread(gate.tokens.redeem, token, owner="worker-1"))
+            await wait_until(lambda: scripts() > asked, description="it has looked")
+            undo = ReleaseOp(op.wire, user, used.fence, consumed=True)  # type: ignore[union-attr]
+            assert await store.execute(Verb.RELEASE, [undo]) == [Code.OK]
+            claim = await waiting
+            assert claim.acquired
+            claim.tell(take_back)
+            again = await other.tokens.redeem(token, owner="other", wait=5.0)
+            assert again.acquired
+            await again.complete(1)

@@ -21,6 +21,7 @@ import pytest
 from fastdedup import Dedup, Outcome, UnavailableError
 from fastdedup.core.orphans import MAX_ORPHANS
 from fastdedup.events import Event, UndoOverflow
+from fastdedup.kernel import granted
 from fastdedup.kernel.granted import GRANTED
 
 from ..faces import awaited_gate, each_face, gate_of, told
@@ -249,6 +250,27 @@ async def test_an_id_that_is_given_back_is_never_told_as_a_duplicate(
         answers = await asyncio.gather(*calls, return_exceptions=True)
         assert {type(answer) for answer in answers} == {UnavailableError}
         assert not any([await first(each) for first, each in zip(firsts, new, strict=True)])
+
+
+async def test_an_id_that_was_this_processes_own_may_be_anothers_by_now(
+    redis_url: str, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It expired, or was forgotten by another process, and a call that is given back has remembered it since."""
+    async with AsyncExitStack() as stack:
+        proxy = await stack.enter_async_context(proxied(redis_server))
+        dedup = await stack.enter_async_context(Dedup(proxy.url, namespace="t", timeout=LONGER))
+        witness = await stack.enter_async_context(Dedup(redis_url, namespace="t", timeout=LONGER))
+        ours, theirs = [await gate.ledger("orders", **LEDGER).open() for gate in (dedup, witness)]
+        assert theirs.view is not None
+        with monkeypatch.context() as long_ago:
+            long_ago.setattr(granted, "monotonic", lambda: time.monotonic() - 4 * LONGER - 1.0)
+            GRANTED.add(b"".join(theirs.view.addresses.find(b"order-2")))
+        hold_for(proxy, 1.1 * LONGER)
+        call = asyncio.ensure_future(ours.first("order-2"))
+        await wait_until(functools.partial(theirs.seen, "order-2"), description="it is remembered")
+        assert await theirs.first("order-2")
+        with pytest.raises(UnavailableError):
+            await call
 
 
 async def test_no_more_is_an_id_of_a_list_that_waits_for_another_id(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fastdedup import Outcome, UnavailableError
+from fastdedup import ConfigError, LocalLRU, Outcome, UnavailableError
 from fastdedup.fallback.journal import _SLACK as JOURNAL_SLACK
 from fastdedup.fallback.last_seen import _SPARE_SLACK
 from fastdedup.kernel.codes import Code
@@ -112,6 +112,13 @@ def test_a_result_that_the_store_told_is_replayed_until_it_expires(outcome: Outc
     assert lab.ask(lab.claim("k", "eve", mark=b"x" * 16)).outcome is Outcome.MISMATCH
     lab.now += 6
     assert lab.ask(lab.claim("k", "eve")).outcome is Outcome.ACQUIRED
+
+
+def test_a_result_is_not_replayed_for_a_fingerprint_if_nothing_here_knows_its_own(lab: Lab) -> None:
+    """The duplicate that was told of it named none, so the store did not compare."""
+    lab.verdict(lab.claim("k", "bob"), Outcome.SUCCEEDED, payload=b"[1]")
+    lab.refuses(lab.claim("k", "eve", mark=b"m" * 16))
+    assert lab.ask(lab.claim("k", "eve")).payload == b"[1]"
 
 
 def test_a_result_that_this_process_recorded_is_replayed_with_its_fingerprint(lab: Lab) -> None:
@@ -374,6 +381,31 @@ def test_while_a_live_claim_may_be_unknown_here_no_unknown_key_is_given_away() -
     assert lab.ask(lab.claim("c", "bob")).outcome is Outcome.ACQUIRED
 
 
+def test_a_claim_that_may_be_unknown_here_is_live_for_as_long_as_it_is_renewed() -> None:
+    lab = Lab(maxsize=2)
+    for key in "abc":
+        lab.acquires(key, "ann", lease=10_000)
+    lab.now += 8
+    lab.says(renew("c", "ann", lease=10_000))
+    for key in "ab":
+        lab.says(settle(key, "ann"))
+    lab.now += 5
+    lab.refuses(lab.claim("c", "bob"), match="the store has more live claims")
+    lab.now += 6
+    assert lab.ask(lab.claim("c", "bob")).outcome is Outcome.ACQUIRED
+
+
+def test_a_record_that_goes_to_make_room_for_its_own_result_takes_no_room_afterwards() -> None:
+    """Its lease has ended, so it may go."""
+    lab = Lab(max_bytes=3000)
+    for _ in range(3):
+        lab.acquires("k", "ann", lease=1000)
+        lab.now += 2
+        lab.says(settle("k", "ann", b"x" * 2800))
+        assert lab.policy.records.bytes_kept == 0
+    assert lab.ask(lab.claim("other", "bob")).outcome is Outcome.ACQUIRED
+
+
 def test_large_results_are_bounded_by_bytes_whether_seen_or_made_here() -> None:
     lab = Lab(maxsize=10_000, max_bytes=1_000_000)
     for number in range(200):
@@ -416,3 +448,8 @@ def test_beside_a_store_that_is_well_what_was_seen_stays_within_its_size() -> No
     assert len(lab.policy.records) <= 100
     assert len(lab.policy.last_seen.spare) <= 2 * 100 + _SPARE_SLACK + 1
     assert lab.policy.lines == 0
+
+
+def test_a_clock_that_is_no_function_is_refused() -> None:
+    with pytest.raises(ConfigError, match="clock must be a function that returns seconds since 1970, got 5"):
+        LocalLRU(clock=5)  # type: ignore[arg-type]

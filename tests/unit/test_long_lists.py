@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fastdedup import Claim, Dedup, Outcome, ShortfallError
+from fastdedup import Claim, ConfigError, Dedup, Outcome, ShortfallError
 from fastdedup.core.connection import LOOKS_AT_ONCE
 from fastdedup.core.many import ClaimList, ListedClaim
 from fastdedup.core.together import AT_ONCE
@@ -133,3 +133,13 @@ async def test_many_waiting_claims_look_in_turns() -> None:
             most, former = max(most, store.asked - former), store.asked
         assert {call.result().outcome for call in calls} == {Outcome.IN_PROGRESS}
         assert most <= LOOKS_AT_ONCE
+
+
+@pytest.mark.parametrize(
+    "fingerprints", ["ab", b"ab", 7, iter(["a", "b"])], ids=["text", "bytes", "int", "iterator"]
+)
+async def test_fingerprints_that_are_no_list_are_refused(fingerprints: Any) -> None:
+    """The characters of a text would be the fingerprints."""
+    async with Dedup("memory://") as dedup:
+        with pytest.raises(ConfigError, match="fingerprints must be a list with one for each key, got"):
+            await dedup.claim_many(["a", "b"], fingerprints=fingerprints)

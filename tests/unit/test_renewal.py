@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from fastdedup import ClaimLostError, Dedup, Outcome, ShortfallError, UnavailableError, UsageError
+from fastdedup import ClaimLostError, Dedup, LocalLRU, Outcome, ShortfallError, UnavailableError, UsageError
 from fastdedup.core.renewal import RenewalQueue, keep_renewed
 from fastdedup.stores.memory import MemoryStore
+from fastdedup.testing import FakeStore, fake_dedup
 
 from ..fixtures import async_fixture
 from ..virtual import Link, virtual
@@ -127,6 +128,20 @@ async def test_a_renewal_counts_the_lease_from_its_last_beginning(dedup: Dedup) 
     assert now <= life.lease_began(now + 9.0, 30.0) < now + 9.0
     await claim.renew(600.0)
     assert life.lease_began(now, 30.0) == now
+
+
+async def test_a_claim_that_a_policy_gave_back_has_what_is_left_of_the_stores_lease() -> None:
+    """Later another process may have the key: so the block under it is cancelled by then."""
+    store = FakeStore()
+    async with fake_dedup(store, timeout=0.05, on_unavailable=LocalLRU()) as dedup:
+        assert (await dedup.claim("key", owner="job-1", lease=30.0)).acquired
+        with store.outage("refused"):
+            store.clock.advance(25.0)
+            claim, made_here = await dedup.claim("key", owner="job-1"), await dedup.claim("other")
+            now = asyncio.get_running_loop().time()
+            assert (claim.acquired, claim.degraded) == (True, True)
+            assert claim.settlement.lease_began(now, 30.0) == pytest.approx(now - 25.0, abs=1.0)
+            assert made_here.settlement.lease_began(now, 30.0) == now
 
 
 async def test_leases_made_up_for_each_claim_do_not_pile_up(dedup: Dedup) -> None:

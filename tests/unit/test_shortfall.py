@@ -97,6 +97,37 @@ async def test_a_claim_that_raises_is_freed(options: Any) -> None:
         assert (claim.acquired, claim.attempt) == (True, 2)
 
 
+async def test_a_use_that_raises_is_not_known_to_the_policy() -> None:
+    """It is undone as soon as the store answers, so an outage before that must not repeat it."""
+    policy = LocalLRU()
+    async with gate("raise", on_unavailable=policy) as (dedup, store, _):
+        store.unconfirmed = {Verb.CLAIM}
+        token = await dedup.tokens.issue()
+        with pytest.raises(ShortfallError):
+            await dedup.tokens.consume(token)
+        assert policy.records.entry(dedup.tokens.wire(token)) is None
+
+
+async def test_a_claim_whose_caller_left_as_it_was_answered_is_not_known_to_the_policy() -> None:
+    """The engine frees it, and the policy hears of that: else the key was held here until the lease's end."""
+    policy = LocalLRU()
+    async with Dedup("memory://", on_unavailable=policy) as dedup:
+        await dedup.claim("warm")
+        freed = 0
+        for turns in range(20):
+            asked = asyncio.ensure_future(dedup.claim(f"k{turns}"))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            if asked.done():
+                break
+            wire = dedup.gate.claims.wire(f"k{turns}")
+            freed += policy.records.entry(wire) is not None
+            asked.cancel()
+            await asyncio.wait([asked])
+            await wait_until(lambda wire=wire: policy.records.entry(wire) is None, description="it is free")
+        assert freed, "one was cancelled after the store had answered"
+
+
 @pytest.mark.parametrize("options", [{}, {"wait": 1.0}, {"renew": True}])
 async def test_a_resent_claim_that_raises_is_freed(options: Any) -> None:
     """The store reports the claim as its owner's own, but its caller was never told."""
