@@ -205,7 +205,8 @@ def once(
             if not results.are_known:
                 results.prepare()
             key, mark = key_and_mark((*args[:before], None, *args[before:]), kwargs)
-            answer = await Once(AWAITING, receive, rules, begin, work, mark, gate, results.typed).run(key)
+            transactions = Transactions(AWAITING, receive, rules, begin, work, mark, results.typed)
+            answer = await Once(transactions, gate).run(key)
             result: T = answer()
             return result
 
@@ -258,24 +259,12 @@ class AwaitedGate:
 
 
 class Once:
-    """One call of a decorated function. It has the arguments of `Transactions`, and `gate` if the rules have one."""
+    """One call of a decorated function, in its transactions. `gate`: None if its rules have no gate."""
 
-    def __init__(
-        self,
-        bridge: InboxBridge,
-        receive: Receive,
-        rules: OnceRules,
-        begin: Any,
-        work: Work,
-        mark: Fingerprint | None,
-        gate: AtGate | None,
-        typed: Results | None,
-    ) -> None:
-        self._rules = rules
-        self._mark = mark
+    def __init__(self, transactions: Transactions, gate: AtGate | None) -> None:
+        self._transactions = transactions
+        self._rules = transactions.rules
         self._gate = gate
-        self._typed = typed
-        self._transactions = Transactions(bridge, receive, rules, begin, work, mark, typed)
         # Mutable: the answer of this call's own transaction.
         self._own: RowAnswer | None = None
 
@@ -293,16 +282,16 @@ class Once:
         if not rules.wait:
             return await self._through_the_gate(gate, key, name, 0.0)
         call = functools.partial(self._through_the_gate, gate, key, name, monotonic() + rules.wait)
-        return await gate.behind((name, self._mark), call, rules.wait)
+        return await gate.behind((name, self._transactions.mark), call, rules.wait)
 
     async def _through_the_gate(self, gate: AtGate, key: str, name: str, ends: float) -> Answer:
         """See `run`. `name`: the key at the gate; `ends`: when to stop waiting there."""
         claim = None
         try:
-            claim = await gate.claim(name, ends, self._mark)
+            claim = await gate.claim(name, ends, self._transactions.mark)
             if not claim.acquired:
-                claim.replay(self._typed)  # may raise
-                return functools.partial(claim.replay, self._typed)
+                claim.replay(self._transactions.typed)  # may raise
+                return functools.partial(claim.replay, self._transactions.typed)
         except UNHEARD as unheard:
             gate.bypass(unheard)
         return await self._decide(key, claim, self._rules.gate_wire(name))
@@ -359,13 +348,13 @@ class Transactions:
         mark: Fingerprint | None,
         typed: Results | None = None,
     ) -> None:
-        self._typed = typed
+        self.typed = typed
         self._bridge = bridge
         self._receive = receive
-        self._rules = rules
+        self.rules = rules
         self._begin = begin
         self._work = work
-        self._mark = mark
+        self.mark = mark
         # Mutable.
         self.has_begun = False
         """True if the latest transaction has begun the work."""
@@ -401,22 +390,22 @@ class Transactions:
             except Exception as error:
                 if not is_retryable(error):
                     raise
-                pause = self._rules.pause(attempt, error)
+                pause = self.rules.pause(attempt, error)
             await self._bridge.pause(pause)
 
     async def _attempt(self, key: str) -> RowAnswer:
         """Run one transaction."""
-        rules = self._rules
+        rules = self.rules
         receipt: Any = None
         commits = is_known = False
         self.has_begun = self.is_lost = False
 
         async def receive_and_work(transaction: Any) -> None:
             nonlocal receipt, commits, is_known
-            receipt = await self._receive(transaction, key, fingerprint=self._mark, busy=rules.busy)
+            receipt = await self._receive(transaction, key, fingerprint=self.mark, busy=rules.busy)
             rules.check_outermost(receipt.driver)
             if not receipt.first:
-                receipt.replay(self._typed)  # may raise
+                receipt.replay(self.typed)  # may raise
                 is_known = True
                 return
             await receipt.begin_work()
@@ -443,7 +432,7 @@ class Transactions:
                 raise
         if receipt.first:
             await prove_commit(self._bridge, self._begin, self._receive, rules, key)
-        answer: RowAnswer = receipt.answer(self._typed)
+        answer: RowAnswer = receipt.answer(self.typed)
         return answer
 
 

@@ -21,7 +21,7 @@ from ..sql.bridge import BLOCKING
 from ..sql.bridge import SyncBegin as Begin
 from ..sql.dialects.base import Figures
 from ..sql.local_calls import LocalCalls, ThreadEnd, count_wait
-from ..sql.once import ATTEMPTS, MENDING, Once, OnceRules, Settle, bypassed, claim_at
+from ..sql.once import ATTEMPTS, MENDING, Once, OnceRules, Settle, Transactions, bypassed, claim_at
 from ..sql.purge import Ticker, figures_of, purge
 from ..sql.receipt import AnyReceipt
 from ..sql.rules import Busy
@@ -106,8 +106,10 @@ class Inbox(AnyInbox[Begin]):
                 if not results.are_known:
                     results.prepare()
                 key, mark = key_and_mark((*args[:before], None, *args[before:]), kwargs)
-                once = Once(BLOCKING, self.receive_flow, rules, beginning, work, mark, at_gate, results.typed)
-                result: T = drive(once.run(key))()
+                transactions = Transactions(
+                    BLOCKING, self.receive_flow, rules, beginning, work, mark, results.typed
+                )
+                result: T = drive(Once(transactions, at_gate).run(key))()
                 return result
 
             hide_transaction(wrapper, before)

@@ -67,13 +67,13 @@ INBOX = {
         ),
         Mutant(
             "A delivery does not wait for another one that is at work.",
-            "            if not claim.acquired:\n                claim.replay(self._typed)  # may raise",
-            "            if False:\n                claim.replay(self._typed)  # may raise",
+            "            if not claim.acquired:\n                claim.replay(self._transactions.typed)  # may raise",
+            "            if False:\n                claim.replay(self._transactions.typed)  # may raise",
         ),
         Mutant(
             "The claim is given back while the transaction may still be committed.",
-            "            claim = await gate.claim(name, ends, self._mark)\n",
-            "            claim = await gate.claim(name, ends, self._mark)\n"
+            "            claim = await gate.claim(name, ends, self._transactions.mark)\n",
+            "            claim = await gate.claim(name, ends, self._transactions.mark)\n"
             "            await gate.tell(claim, Settlement.free)\n",
         ),
     ],
