@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from .admin.resolving import Resolving, check_resolve
+from .admin.resolving import check_resolve, resolve
 from .checks import shown
 from .claim import Claim
 from .core.calls import ClaimCall, key_call
@@ -21,7 +22,7 @@ def claim_call(gate: Gate, options: ClaimOptions, key: str, fingerprint: Any = N
     """Return a claim to await. Arguments and errors: see `Dedup.claim`."""
     then = None
     if options.resolve is not None:
-        then = Resolving(check_resolve(options.resolve), renews=options.renew)
+        then = partial(resolve, check=check_resolve(options.resolve), renews=bool(options.renew))
     if options.remember is None:
         return key_call(gate, options, key, fingerprint, then)
     mark = None if fingerprint is None else digest(fingerprint)

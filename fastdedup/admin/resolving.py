@@ -61,25 +61,13 @@ def takeover_of(claim: Claim, attempt: int = 1) -> Takeover | None:
     )
 
 
-class Resolving:
-    """The step after a claim with `resolve=`: the check, if the key was held before.
-
-    Args:
-        check: the function of `resolve=`.
-        renews: whether the lease is renewed afterwards too.
-    """
-
-    def __init__(self, check: Check, *, renews: bool | None) -> None:
-        self._check = check
-        self._renews = bool(renews)
-
-    async def __call__(self, claim: Claim) -> Claim:
-        """Return the caller's claim; see `resolve`."""
-        return await resolve(claim, self._check, renews=self._renews)
-
-
 async def resolve(claim: Claim, check: Check, *, renews: bool) -> Claim:
     """If the key was held before, ask the check and settle the claim with its answer; return the caller's claim.
+
+    Args:
+        claim: the claim that was made with `resolve=`.
+        check: the function of `resolve=`.
+        renews: whether the lease is renewed afterwards too.
 
     Raises:
         ClaimLostError: the lease was lost while the check ran, which was then stopped.
