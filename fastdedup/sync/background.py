@@ -26,20 +26,11 @@ class BackgroundDedup:
 
     def __init__(self, thread: LoopThread, dedup: Dedup) -> None:
         self.dedup = dedup
-        self._thread = thread
+        self.thread = thread
+        """The thread that opens it."""
         # Mutable, in the thread: whether it is open; the task that opens it.
         self._is_open = False
         self._opening: asyncio.Task[Dedup] | None = None
-
-    @property
-    def here(self) -> bool:
-        """False in a process that was forked later, and if the thread has died."""
-        return self._thread.alive
-
-    @property
-    def forked(self) -> bool:
-        """See `LoopThread.forked`."""
-        return self._thread.forked
 
     def run(
         self,
@@ -54,7 +45,7 @@ class BackgroundDedup:
         Raises:
             ConfigError: the store cannot be used with its present set-up.
         """
-        return self._thread.run(self._opened_first(make), seconds, discard, settles=settles)
+        return self.thread.run(self._opened_first(make), seconds, discard, settles=settles)
 
     def make(
         self,
@@ -86,15 +77,11 @@ class BackgroundDedup:
         settles: bool = False,
     ) -> T:
         """Do the same as `run`, awaited in any event loop."""
-        return await self._thread.arun(self._opened_first(make), seconds, discard, settles=settles)
+        return await self.thread.arun(self._opened_first(make), seconds, discard, settles=settles)
 
     def post(self, make: Callable[[], Awaitable[object]]) -> None:
         """See `LoopThread.post`."""
-        self._thread.post(make)
-
-    def tell(self, callback: Callable[[], object]) -> None:
-        """See `LoopThread.tell`."""
-        self._thread.tell(callback)
+        self.thread.post(make)
 
     def _opened_first(self, make: Callable[[], Awaitable[T]]) -> Callable[[], Awaitable[T]]:
         if self._is_open:
@@ -108,7 +95,7 @@ class BackgroundDedup:
 
     def close(self, seconds: float) -> None:
         """Answer the accepted operations, then close the `Dedup`."""
-        self._thread.run(self.aclose, seconds, settles=True)
+        self.thread.run(self.aclose, seconds, settles=True)
 
     async def _open(self) -> None:
         if self._is_open:
@@ -129,7 +116,7 @@ class BackgroundDedup:
         self._opening = None
         if not task.cancelled() and task.exception() is None:
             self._is_open = True
-            self._thread.close_at_end(self)
+            self.thread.close_at_end(self)
 
     async def aclose(self) -> None:
         """Close the `Dedup`, in the thread. Closing twice is fine."""
@@ -167,7 +154,7 @@ class PerProcess:
             UsageError: it is closed, or belongs to another process.
         """
         background = self._background
-        if background is not None and background.here and not self._closed:
+        if background is not None and background.thread.alive and not self._closed:
             return background
         with starting():
             return self._make_here()
@@ -175,14 +162,14 @@ class PerProcess:
     def close(self) -> None:
         """Close the one of this process, until `reopen`."""
         background, self._closed = self._background, True
-        if background is not None and background.here:
+        if background is not None and background.thread.alive:
             background.close(self.seconds)
 
     def reopen(self) -> None:
         """Let it be used again after `close`."""
         with starting():
             former = self._background
-            if self._closed and former is not None and former.here:
+            if self._closed and former is not None and former.thread.alive:
                 # Not the former object, because a thread that began before the close may still use it.
                 self._background = BackgroundDedup(current(), former.dedup)
             self._closed = False
@@ -192,7 +179,7 @@ class PerProcess:
             raise UsageError("this Dedup is closed: open it again first, by open() or `with`")
         thread = current()  # first: a signal's handler that comes at the start may make one
         former = self._background
-        if former is not None and former.here:
+        if former is not None and former.thread.alive:
             return former
         if former is not None:
             if not self._reusable:
@@ -218,7 +205,7 @@ class PerProcess:
     def is_open(self) -> bool:
         """True while the `Dedup` of this process is open, since its first use or `open`."""
         background = self._background
-        return background is not None and background.here and background.dedup.is_open
+        return background is not None and background.thread.alive and background.dedup.is_open
 
     @contextmanager
     def apart(self) -> Iterator[None]:

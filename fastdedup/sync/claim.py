@@ -115,7 +115,7 @@ class Claim:
 
     def tell(self, callback: Callable[[AsyncClaim], object]) -> None:
         """Call `callback` with `asynchronous` in the background thread, and do not wait."""
-        self._background.tell(lambda: callback(self._claim))
+        self._background.thread.tell(lambda: callback(self._claim))
 
     def _renew(self, lease: Seconds | None) -> None:
         self._run(lambda: self._claim.renew(lease))
@@ -136,12 +136,12 @@ class Claim:
                 raise UsageError("this claim was entered before, so its block does not run again: claim anew")
             try:
                 self._work = downstream.enter(self._claim.settlement.store_key, self)
-                if self._renews is None and self._background.here:
-                    self._background.tell(partial(_renew_in_block, ref(self)))
+                if self._renews is None and self._background.thread.alive:
+                    self._background.thread.tell(partial(_renew_in_block, ref(self)))
             except BaseException:  # such as a signal's: a block that was not entered is never left
                 self._end_block()
-                if self._renews is None and self._background.here:
-                    self._background.tell(self._claim.settlement.renew_no_more)
+                if self._renews is None and self._background.thread.alive:
+                    self._background.thread.tell(self._claim.settlement.renew_no_more)
                 raise
             self._entered = True
         return self
@@ -167,7 +167,7 @@ class Claim:
         If the background thread has died, a body that ended without an error gets one, because nothing is recorded.
         """
         idle = error is not None or not self.acquired or self._claim.settlement.settled is not None
-        if self._background.forked or (idle and not self._background.here):
+        if self._background.thread.forked or (idle and not self._background.thread.alive):
             return
 
         left = False
@@ -229,7 +229,7 @@ class Claim:
         self, make: Callable[[], Awaitable[T]], seconds: float | None = None, *, settles: bool = False
     ) -> T:
         """Run it in the background thread, for at most `seconds`; by default for one operation's."""
-        if not self._background.here:
+        if not self._background.thread.alive:
             raise UsageError(
                 "this claim was made in another process, or its background thread has died: claim again"
             )

@@ -61,7 +61,7 @@ class LoopThread:
     def give_up(self) -> None:
         """End its thread, if there is one, because its start was interrupted and no caller will use it."""
         self._ending = True
-        self._tell(self.loop.stop)
+        self.tell(self.loop.stop)
 
     @property
     def alive(self) -> bool:
@@ -144,7 +144,10 @@ class LoopThread:
 
     def tell(self, callback: Callable[[], object]) -> None:
         """Call a function in the thread soon, and do not wait for that. It must not raise."""
-        self._tell(callback)
+        try:
+            self.loop.call_soon_threadsafe(callback)
+        except RuntimeError:  # the loop is closed: the caller sees that the thread has ended
+            self._told = False
 
     def close_at_end(self, opened: Closable) -> None:
         """Close this object when the interpreter ends, if it still exists."""
@@ -159,7 +162,7 @@ class LoopThread:
             self._post(closing)
             closing.wait(_GOODBYE)
         self._ending = True
-        self._tell(self.loop.stop)
+        self.tell(self.loop.stop)
         if self._thread is not None:
             self._thread.join(_GOODBYE)
 
@@ -184,26 +187,20 @@ class LoopThread:
                 f"fastdedup's background thread gave no answer within {seconds:g} s: is something blocking it, "
                 "an on_event= callback or a codec?"
             )
-        self._tell(self._begin)  # the call that should wake it may have been interrupted
+        self.tell(self._begin)  # the call that should wake it may have been interrupted
 
     def _post(self, work: LoopWork[Any]) -> None:
         self._inbox.append(work)
         if not self._told:
             self._told = True  # before the wake-up: the loop sees a second writer's work too
-            self._tell(self._begin)
+            self.tell(self._begin)
 
     def _leave(self, work: LoopWork[Any], *, settles: bool) -> None:
         """Give up a call, because its caller no longer waits for it."""
         if settles:
             self._inbox.append(work)  # the interrupt may have come before it was there; it begins only once
-        self._tell(work.give_up)
-        self._tell(self._begin)  # or the interrupt came between `_told` and the wake-up
-
-    def _tell(self, callback: Callable[[], object]) -> None:
-        try:
-            self.loop.call_soon_threadsafe(callback)
-        except RuntimeError:  # the loop is closed: the caller sees that the thread has ended
-            self._told = False
+        self.tell(work.give_up)
+        self.tell(self._begin)  # or the interrupt came between `_told` and the wake-up
 
     def _begin(self) -> None:
         self._told = False  # before the look: work that comes from now on wakes the loop again

@@ -157,7 +157,7 @@ class BlockedGate:
         # In the gate's thread, like all its events.
         with suppress(UsageError):  # the gate is closed already
             background, dedup = self._rules.gate.bound.get()
-            background.tell(functools.partial(bypassed, dedup, self._rules.inbox, error))
+            background.thread.tell(functools.partial(bypassed, dedup, self._rules.inbox, error))
 
     async def tell(self, claim: Claim, settle: Settle) -> None:
         """Tell the gate, for at most `MENDING` seconds; then the rest of the work goes on in the background."""
@@ -169,4 +169,4 @@ class BlockedGate:
         with suppress(UsageError):  # the gate is closed already
             background, dedup = self._rules.gate.bound.get()
             # In the gate's thread, like all other counts.
-            background.tell(lambda: count_wait(dedup, seconds, answered))
+            background.thread.tell(lambda: count_wait(dedup, seconds, answered))

@@ -166,14 +166,14 @@ def test_what_was_said_before_it_could_be_sent_is_said_by_leaving(
 
 def test_an_interrupted_call_stops_no_later_one(gate: Dedup, monkeypatch: pytest.MonkeyPatch) -> None:
     """It came after the call had taken it upon itself to tell the loop, and before it did."""
-    tell = loop.LoopThread._tell
+    tell = loop.LoopThread.tell
 
     def once(*arguments: Any) -> None:
-        monkeypatch.setattr(loop.LoopThread, "_tell", tell)
+        monkeypatch.setattr(loop.LoopThread, "tell", tell)
         raise TimeLimit
 
     gate.claim("order:41").release()
-    monkeypatch.setattr(loop.LoopThread, "_tell", once)
+    monkeypatch.setattr(loop.LoopThread, "tell", once)
     with pytest.raises(TimeLimit):
         gate.claim("order:42")
     assert gate.claim("order:43").acquired

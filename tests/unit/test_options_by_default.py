@@ -150,14 +150,14 @@ def test_a_block_that_an_interrupt_kept_from_beginning_is_not_renewed(
     dedup: SyncDedup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     claim = dedup.claim("key")
-    tell = claim.background.tell
+    tell = claim.background.thread.tell
 
     def interrupted(callback: Callable[[], object]) -> None:
         monkeypatch.undo()
         tell(callback)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(claim.background, "tell", interrupted)
+    monkeypatch.setattr(claim.background.thread, "tell", interrupted)
     with pytest.raises(KeyboardInterrupt):
         claim.__enter__()
     assert probe(dedup).renewals == 0
@@ -168,13 +168,13 @@ def test_a_block_that_has_ended_before_the_thread_looked_is_not_renewed(
     dedup: SyncDedup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     claim, later = dedup.claim("key"), list[Callable[[], object]]()
-    monkeypatch.setattr(claim.background, "tell", later.append)
+    monkeypatch.setattr(claim.background.thread, "tell", later.append)
     monkeypatch.setattr(type(claim), "leave", lambda claim, error: None)  # it could not settle
     with claim:
         pass
     monkeypatch.undo()
     for callback in later:
-        claim.background.tell(callback)
+        claim.background.thread.tell(callback)
     assert probe(dedup).renewals == 0
 
 
