@@ -20,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ..errors import DedupError
 from .tables import print_rows
-from .terminal import bar_console, json_option, print_json
+from .terminal import Command, bar_console, json_option, print_json, with_options
 
 if TYPE_CHECKING:
     from aio_pika.abc import AbstractChannel
@@ -121,22 +121,23 @@ def _in_one_line(url: URL) -> Iterator[None]:
         raise click.ClickException(f"{place} cannot be used: {words}") from error
 
 
-Command = Callable[..., Any]
 _HEADINGS = ("key", "attempts", "reason", "consumer", "when", "bytes", "error")
 
 
 def broker_options(json: str) -> Callable[[Command], Command]:
     """Add the arguments of both commands: the queue, and the connection's options. `json`: see `gate_options`."""
-    queue = click.argument("queue")
-    url = click.option(
-        "--url",
-        envvar=["FASTDEDUP_AMQP_URL", "AMQP_URL"],
-        show_envvar=True,
-        required=True,
-        help="The broker, such as amqp://user@host:5672/. With a password in it, use the variable: other users of "
-        "this host can read the options of a command.",
+    return with_options(
+        click.argument("queue"),
+        click.option(
+            "--url",
+            envvar=["FASTDEDUP_AMQP_URL", "AMQP_URL"],
+            show_envvar=True,
+            required=True,
+            help="The broker, such as amqp://user@host:5672/. With a password in it, use the variable: other users "
+            "of this host can read the options of a command.",
+        ),
+        json_option(json),
     )
-    return lambda command: queue(url(json_option(json)(command)))
 
 
 @click.group(name="dead-letters", short_help="Look at dead letters of RabbitMQ, and send them back.")

@@ -10,10 +10,9 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from .terminal import json_option
+from .terminal import Command, json_option, with_options
 
 T = TypeVar("T")
-Command = Callable[..., Any]
 
 
 def gate_options(
@@ -23,7 +22,7 @@ def gate_options(
 
     `json`: what the command prints with `--json`.
     """
-    options: list[Callable[[Command], Command]] = [
+    return with_options(
         click.option(
             "--url",
             envvar="FASTDEDUP_URL",
@@ -42,14 +41,7 @@ def gate_options(
             help="The prefix of the keys.",
         ),
         json_option(json),
-    ]
-
-    def decorate(command: Command) -> Command:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return decorate
+    )
 
 
 def _shared_store(ctx: click.Context, param: click.Parameter, url: str | None) -> str:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-from rich.box import ROUNDED
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -31,7 +30,8 @@ from ..sql.dialects.base import Figures
 from ..sql.faults import words_of
 from ..sql.purge import MOST_ROWS, Ticker, figures_of, purge_table
 from ..sql.rules import TABLE, TableRules
-from .terminal import bar_console, json_option, print_json
+from .tables import facts_table
+from .terminal import bar_console, json_option, print_json, with_options
 
 if TYPE_CHECKING:
     from sqlalchemy import URL, Connection, Engine
@@ -154,7 +154,6 @@ def _place(url: URL) -> str:
     return f"{url.drivername}://{url.host or ''}/{url.database or ''}"
 
 
-Command = Callable[..., Any]
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _LINES = 31
 """The most lines of the histogram: a month of days."""
@@ -189,24 +188,24 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic since clic
         return timedelta(seconds=seconds)
 
 
-def table_options(command: Command) -> Command:
-    """Add the options that name the table."""
-    schema = click.option("--schema", help="The schema that the table is in. [default: the connection's own]")
-    table = click.option("--table", default=TABLE, show_default=True, help="The table's name.")
-    return table(schema(command))
-
-
-def database_options(command: Command) -> Command:
-    """Add the options of the commands that connect to a database."""
-    url = click.option(
+table_options = with_options(
+    click.option("--table", default=TABLE, show_default=True, help="The table's name."),
+    click.option("--schema", help="The schema that the table is in. [default: the connection's own]"),
+)
+"""The options that name the table."""
+database_options = with_options(
+    click.option(
         "--url",
         envvar="FASTDEDUP_DATABASE_URL",
         show_envvar=True,
         required=True,
         help="The database in SQLAlchemy's form: postgresql+psycopg://user@host/shop. With a password in it, use "
         "the variable: other users of this host can read the options of a command.",
-    )
-    return url(table_options(json_option("an object")(command)))
+    ),
+    table_options,
+    json_option("an object"),
+)
+"""The options of the commands that connect to a database."""
 
 
 @click.group()
@@ -309,15 +308,16 @@ def _bytes_an_id(figures: Figures) -> float | None:
 
 
 def _figures_table(name: TableName, figures: Figures) -> Table:
-    table = Table(title=f"Inbox {name}", box=ROUNDED, show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
     each = _bytes_an_id(figures)
-    table.add_row("rows", f"{figures.rows:,}")
-    table.add_row("bytes on disk, indexes included", f"{figures.size:,}")
-    table.add_row("bytes an id", "-" if each is None else f"{each:,.1f}")
-    table.add_row("oldest row", "-" if figures.oldest is None else f"{shown(figures.oldest)} old")
-    return table
+    return facts_table(
+        f"Inbox {name}",
+        {
+            "rows": f"{figures.rows:,}",
+            "bytes on disk, indexes included": f"{figures.size:,}",
+            "bytes an id": "-" if each is None else f"{each:,.1f}",
+            "oldest row": "-" if figures.oldest is None else f"{shown(figures.oldest)} old",
+        },
+    )
 
 
 def histogram(figures: Figures, stretch: float) -> Iterator[str]:

@@ -15,7 +15,6 @@ from rich.table import Table
 from ..gateway import Dedup
 from ..ledger.client import Ledger
 from ..ledger.current_form import read_form
-from ..ledger.forms import LedgerForm
 from ..ledger.settings import LEAST_WINDOW, MOST_CAPACITY
 from ..model import LedgerResize, LedgerStats
 from .gate import ask, gate_options
@@ -154,10 +153,9 @@ def _state_of(found: LedgerResize) -> str:
 async def _resized(dedup: Dedup, name: str, capacity: int, until: str, quiet: bool) -> LedgerResize | None:
     """Resize it, and show the progress until the wanted stage."""
     async with dedup:
-        form = await read_form(dedup.gate, name)
-        if form is None:
+        made = await created_ledger(dedup, name)
+        if made is None:
             return None
-        made = of_form(dedup, name, form)
         found = await made.resize(capacity=capacity)
         with Progress(disable=quiet, console=bar_console(quiet=quiet)) as bar:
             whole = found.over_in if until == "over" else found.switch_in
@@ -181,12 +179,15 @@ async def _created(dedup: Dedup, name: str, settings: dict[str, Any]) -> bool:
 
 async def _stats(dedup: Dedup, name: str) -> LedgerStats | None:
     async with dedup:
-        form = await read_form(dedup.gate, name)
-        return None if form is None else await of_form(dedup, name, form).stats()
+        made = await created_ledger(dedup, name)
+        return None if made is None else await made.stats()
 
 
-def of_form(dedup: Dedup, name: str, form: LedgerForm) -> Ledger:
-    """Return the ledger that was created with this form."""
+async def created_ledger(dedup: Dedup, name: str) -> Ledger | None:
+    """Return a ledger with the settings of its creation; None if there is no ledger. Errors: see `read_form`."""
+    form = await read_form(dedup.gate, name)
+    if form is None:
+        return None
     kind: dict[str, Any] = (
         {"dense": True} if form.dense else {"width": form.width, "exact": form.width > _NARROW}
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,7 @@ from ..admin.inspection import KINDS, wire_of_key
 from ..kernel.keyspace import names_of
 from ..web.inspection import GATE, RequestPlace, place_of_request, principal_of_header
 from ..web.request import as_received
-
-Command = Callable[..., Any]
+from .terminal import with_options
 
 
 class RecordPlace:
@@ -75,47 +73,43 @@ reason_option = click.option(
 """The option of each command that leaves a trace at a sidecar: `forget` and `list`."""
 
 
-def place_options(command: Command) -> Command:
-    """Add the argument and the options that name a record."""
-    options = [
-        click.argument("key", required=False),
-        click.option(
-            "--kind",
-            type=click.Choice(list(KINDS)),
-            default="claim",
-            show_default=True,
-            help='What KEY is of. A machine\'s KEY is its name, "/" and the id.',
-        ),
-        click.option(
-            "--digest",
-            is_flag=True,
-            help="KEY is # and 32 hexadecimal digits: the form in which `list` shows a token or a long key.",
-        ),
-        click.option(
-            "--http",
-            nargs=2,
-            metavar="METHOD PATH",
-            help="A web key: the route's method and path, such as POST /orders/{id}. With --key and not KEY, and "
-            "with --namespace, the application's own: needed with --socket, and by --url unless it is the default.",
-        ),
-        click.option(
-            "--principal", help="The web key's owner: the principal function's result. [default: everyone]"
-        ),
-        click.option(
-            "--principal-header",
-            metavar="VALUE",
-            help="The web key's owner, if by_header(…) or a proxy's gate distinguishes callers: the header's value.",
-        ),
-        click.option(
-            "--tenant", help="For which tenant: what the function given as tenant= returns, such as the host."
-        ),
-        click.option("--key", "web_key", help="The request's Idempotency-Key, for --http."),
-        click.option("--ledger", help="KEY is an id of this ledger."),
-        socket_option,
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
+place_options = with_options(
+    click.argument("key", required=False),
+    click.option(
+        "--kind",
+        type=click.Choice(list(KINDS)),
+        default="claim",
+        show_default=True,
+        help='What KEY is of. A machine\'s KEY is its name, "/" and the id.',
+    ),
+    click.option(
+        "--digest",
+        is_flag=True,
+        help="KEY is # and 32 hexadecimal digits: the form in which `list` shows a token or a long key.",
+    ),
+    click.option(
+        "--http",
+        nargs=2,
+        metavar="METHOD PATH",
+        help="A web key: the route's method and path, such as POST /orders/{id}. With --key and not KEY, and "
+        "with --namespace, the application's own: needed with --socket, and by --url unless it is the default.",
+    ),
+    click.option(
+        "--principal", help="The web key's owner: the principal function's result. [default: everyone]"
+    ),
+    click.option(
+        "--principal-header",
+        metavar="VALUE",
+        help="The web key's owner, if by_header(…) or a proxy's gate distinguishes callers: the header's value.",
+    ),
+    click.option(
+        "--tenant", help="For which tenant: what the function given as tenant= returns, such as the host."
+    ),
+    click.option("--key", "web_key", help="The request's Idempotency-Key, for --http."),
+    click.option("--ledger", help="KEY is an id of this ledger."),
+    socket_option,
+)
+"""The argument and the options that name a record."""
 
 
 def place_of(

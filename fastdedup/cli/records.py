@@ -18,14 +18,12 @@ from rich.text import Text
 from ..admin.inspection import LISTED
 from ..gateway import Dedup
 from ..kernel.owners import is_drawn, owner_field
-from ..ledger.client import Ledger
-from ..ledger.current_form import read_form
 from ..model import Listing, Record, State
 from ..sidecar import client
 from ..web.inspection import AnyCodec, web_namespace, with_parts
 from .gate import ask, gate_options
 from .inbox import Duration
-from .ledger import of_form
+from .ledger import created_ledger
 from .record_place import (
     RecordPlace,
     is_default,
@@ -37,8 +35,6 @@ from .record_place import (
 )
 from .tables import print_rows
 from .terminal import as_json, print_json, printable
-
-Command = Callable[..., Any]
 
 
 @click.command()
@@ -199,7 +195,7 @@ async def _read(dedup: Dedup, place: RecordPlace) -> tuple[Record | None, bool |
     async with dedup:
         if place.ledger is None:
             return await dedup.get(place.key, place.kind, digest=place.digest), None
-        ledger = await _ledger(dedup, place.ledger)
+        ledger = await created_ledger(dedup, place.ledger)
         if ledger is None:
             return None, False
         return await ledger.record_of(place.key), await ledger.seen(place.key)
@@ -209,16 +205,11 @@ async def _forget(dedup: Dedup, place: RecordPlace, reason: str | None) -> bool:
     async with dedup:
         if place.ledger is None:
             return await dedup.forget(place.key, place.kind, digest=place.digest, reason=reason)
-        ledger = await _ledger(dedup, place.ledger)
+        ledger = await created_ledger(dedup, place.ledger)
         if ledger is None:
             return False
         record = await ledger.forget_record(place.key)
         return await ledger.forget(place.key, reason=reason) or record
-
-
-async def _ledger(dedup: Dedup, name: str) -> Ledger | None:
-    form = await read_form(dedup.gate, name)
-    return None if form is None else of_form(dedup, name, form)
 
 
 async def _listed(dedup: Dedup, wanted: dict[str, Any]) -> Listing:

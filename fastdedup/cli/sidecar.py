@@ -15,12 +15,12 @@ import click
 
 from ..checks import check_seconds
 from ..sidecar.paths import default_socket
+from .terminal import Command, with_options
 
 _EXTRA = {"httptools", "prometheus_client", "pydantic", "pydantic_settings", "uvicorn", "uvloop"}
 _POSIX = {"fcntl", "grp", "pwd", "resource"}
 _DEPLOY = ("systemd", "docker", "kubernetes", "nginx", "prometheus", "grafana")
 _FILE = click.Path(dir_okay=False, path_type=Path)
-Command = Callable[..., Any]
 
 
 @contextmanager
@@ -56,13 +56,9 @@ def socket_option(command: Command) -> Command:
 
 def _flags(*names: tuple[str, Any, str]) -> Callable[[Command], Command]:
     """Return options without defaults: a value that is not given comes from the environment or the file."""
-
-    def decorate(command: Command) -> Command:
-        for name, kind, text in reversed(names):
-            command = click.option(name, type=kind, default=None, help=text)(command)
-        return command
-
-    return decorate
+    return with_options(
+        *[click.option(name, type=kind, default=None, help=text) for name, kind, text in names]
+    )
 
 
 @click.command(short_help="Serve the gate on a Unix socket, by HTTP and RESP.")

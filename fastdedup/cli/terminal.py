@@ -41,6 +41,17 @@ def as_json(facts: Any) -> str:
     return text if text.isprintable() else "".join(map(_escaped, text))
 
 
+def with_options(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Return one decorator that adds these options to a command, in their order."""
+
+    def decorate(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
 def json_option(shape: str) -> Callable[[Command], Command]:
     """Add the option `--json`; `shape`: describes the output with it."""
     return click.option("--json", "as_json", is_flag=True, help=f"Print JSON, for programs: {shape}.")
