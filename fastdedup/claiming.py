@@ -14,7 +14,7 @@ from .core.gate import Gate
 from .core.many import ClaimList
 from .core.options import ClaimOptions
 from .errors import ConfigError, InvalidKeyError
-from .keys import digest
+from .keys import fingerprint as digest
 from .ledger.remembered import RememberedList, remembered_call
 
 

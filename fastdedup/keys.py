@@ -91,11 +91,6 @@ def fingerprint(value: Any) -> Fingerprint:
     return _digest(_canonical(value), b"json")
 
 
-def digest(value: Any) -> bytes:
-    """Return the fingerprint of a caller's `fingerprint=`: any value but a `Fingerprint` is digested."""
-    return fingerprint(value)
-
-
 def _digest(data: bytes | bytearray, kind: bytes) -> Fingerprint:
     return bytes.__new__(Fingerprint, blake2b(data, digest_size=_DIGEST_BYTES, person=kind).digest())
 

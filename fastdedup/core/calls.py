@@ -16,7 +16,8 @@ from ..errors import UnavailableError, UsageError
 from ..kernel.operations import ClaimOp, Verdict
 from ..kernel.owners import draw_traced
 from ..kernel.terms import Mode
-from ..keys import Fingerprint, digest
+from ..keys import Fingerprint
+from ..keys import fingerprint as digest
 from ..model import Outcome
 from .counters import outcome_of
 from .gate import Gate

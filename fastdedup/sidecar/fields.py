@@ -14,7 +14,7 @@ from ..checks import MAX_SECONDS, MOST_REASON
 from ..errors import ConfigError
 from ..kernel.keyspace import MAX_KEY_BYTES
 from ..kernel.owners import MAX_OWNER_BYTES
-from ..keys import digest
+from ..keys import fingerprint as digest
 from ..ledger.ids import MAX_ID
 from ..model import RecordKind, State
 from .ledgers import MAX_IDS

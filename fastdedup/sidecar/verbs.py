@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
@@ -140,7 +140,7 @@ Begin = Callable[[Namespaces, Any, Any], Begun]
 client's process."""
 
 
-def claim_in(home: Home, options: ClaimOptions, key: str, mark: bytes | None) -> Awaitable[Claim]:
+def claim_in(home: Home, options: ClaimOptions, key: str, mark: bytes | None) -> Coroutine[Any, Any, Claim]:
     """Return a claim to be awaited; arguments and errors as for `claim_call`."""
     if isinstance(home, ServedLedger):
         return home.claim(options, key, mark)

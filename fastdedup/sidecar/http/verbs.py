@@ -15,12 +15,11 @@ from typing import Any, TypeVar
 import orjson
 from pydantic import ValidationError
 
-from ...claim import Claim
 from ...core.counters import outcome_of
 from ...gateway import Dedup
 from ...kernel.operations import ClaimOp, OwnerOp, RenewOp, Verdict
 from ...kernel.owners import RANDOM_BYTES, owner_text
-from ...keys import digest
+from ...keys import fingerprint as digest
 from ...model import Outcome
 from ...tasks import wait_then_stop
 from ..counters import Counters, is_bad, outcome_found
@@ -122,7 +121,7 @@ async def claim(namespaces: Namespaces, ask: Any, client: Client) -> HttpAnswer:
         if named:
             namespaces.ephemeral.claimed_again(await held_in(home, ask.key, ask.owner))
         call = claim_in(home, options_of(ask).but(wait=ask.wait / 1000), ask.key, _mark(ask))
-        settlement = (await client.unless_gone(_wait(call))).settlement
+        settlement = (await client.unless_gone(call)).settlement
         (wire, owner), verdict = settlement.held_key, settlement.verdict
     else:
         op = claim_op(dedup, ask)
@@ -148,7 +147,7 @@ def _mark(ask: Any) -> bytes | None:
 async def redeem(namespaces: Namespaces, ask: Any, client: Client) -> HttpAnswer:
     """`POST /v1/tokens/redeem`."""
     dedup = namespaces.dedup(ask.namespace)
-    call = _wait(dedup.tokens.redeem_with(options_of(ask).but(wait=ask.wait / 1000), ask.token, ask.subject))
+    call = dedup.tokens.redeem_with(options_of(ask).but(wait=ask.wait / 1000), ask.token, ask.subject)
     settlement = (await (client.unless_gone(call) if ask.wait else call)).settlement
     return claimed(dedup, *settlement.held_key, False, settlement.verdict)
 
@@ -175,10 +174,6 @@ def claimed(dedup: Dedup, wire: bytes, owner: bytes, named: bool, verdict: Verdi
     return HttpAnswer(
         known.status, known.facts(**facts), verdict.left_ms if outcome is _IN_PROGRESS else None
     )
-
-
-async def _wait(call: Awaitable[Claim]) -> Claim:
-    return await call
 
 
 _BUSY = (
