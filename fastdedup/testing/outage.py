@@ -104,25 +104,6 @@ class FrozenBatch:
             self.waits.set_result(replies)
 
 
-class FrozenBatches:
-    """The batches in a frozen store's buffers. They take effect when it goes on, even if no caller waits."""
-
-    def __init__(self) -> None:
-        self._waiting: list[FrozenBatch] = []
-
-    async def wait(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
-        """Wait for the store to go on; return its replies."""
-        answer: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
-        if not is_another_thing_later(verb, ops):
-            self._waiting.append(FrozenBatch(verb, ops, answer))
-        return await answer
-
-    def thaw(self) -> list[FrozenBatch]:
-        """Return the batches to execute and answer now, in this order."""
-        waiting, self._waiting = self._waiting, []
-        return waiting
-
-
 _HARMFUL_LATE = tuple(
     verb for verb in Verb if verb.row.effect in (Effect.MAKES, Effect.REMOVES) and not verb.row.of_ledger
 )

@@ -15,7 +15,7 @@ from ..stores.base import Page, Query
 from ..stores.memory import MemoryStore
 from .claims import ClaimLog
 from .clock import Clock
-from .outage import FrozenBatches, Outage, in_loop, refused, reply_lost
+from .outage import FrozenBatch, Outage, in_loop, is_another_thing_later, refused, reply_lost
 
 OnFreed = Callable[[bytes | None], None]
 
@@ -51,8 +51,9 @@ class FakeStore:
         self._memory = MemoryStore(clock=self.clock)
         # One operation at a time, because the memory store is made for one thread.
         self._lock = threading.RLock()
-        self._frozen = FrozenBatches()
-        # Mutable: the listeners for freed keys, with their loops; the record of claims.
+        # Mutable: the batches of a frozen store, which take effect when it goes on, even if no caller waits; the
+        # listeners for freed keys, with their loops; the record of claims.
+        self._frozen: list[FrozenBatch] = []
         self._listeners: list[tuple[asyncio.AbstractEventLoop, OnFreed]] = []
         self.seen = ClaimLog(self.clock)
         """The record of claims and settlements; `assert_claimed_once` reads it."""
@@ -93,7 +94,10 @@ class FakeStore:
     async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
         """Execute operations at once, or apply the outage to them."""
         if self.outage.kind == "frozen":
-            return await self._frozen.wait(verb, ops)
+            batch = FrozenBatch(verb, ops, asyncio.get_running_loop().create_future())
+            if not is_another_thing_later(verb, ops):
+                self._frozen.append(batch)
+            return await batch.waits
         if self.outage.hits("refused"):
             raise refused()
         replies = self.apply(verb, ops)
@@ -140,5 +144,6 @@ class FakeStore:
             in_loop(loop, partial(on_freed, wire))
 
     def _thaw(self) -> None:
-        for batch in self._frozen.thaw():
+        frozen, self._frozen = self._frozen, []
+        for batch in frozen:
             batch.answer(self.apply(batch.verb, batch.ops))
