@@ -67,11 +67,7 @@ def offset(record: ConsumerRecord) -> str:
 
 def header(name: str) -> Callable[[ConsumerRecord], str | None]:
     """Return a rule: the key is a header's value; the last one of several with this name."""
-
-    def key(record: ConsumerRecord) -> str | None:
-        return text_of(dict(record.headers).get(name))
-
-    return key
+    return lambda record: text_of(dict(record.headers).get(name))
 
 
 def body(record: ConsumerRecord) -> str:

@@ -78,11 +78,7 @@ def entry_id(entry: StreamEntry) -> str:
 
 def field(name: str) -> Callable[[StreamEntry], str | None]:
     """Return a rule: the key is a field's value."""
-
-    def key(entry: StreamEntry) -> str | None:
-        return text_of(entry.fields.get(name, entry.fields.get(name.encode())))
-
-    return key
+    return lambda entry: text_of(entry.fields.get(name, entry.fields.get(name.encode())))
 
 
 class Consumer(PullingConsumer[StreamEntry]):

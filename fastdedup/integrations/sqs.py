@@ -130,11 +130,7 @@ def deduplication_id(message: SqsMessage) -> str | None:
 
 def attribute(name: str) -> Callable[[SqsMessage], str | None]:
     """Return a rule: the key is the text of a message attribute's value."""
-
-    def key(message: SqsMessage) -> str | None:
-        return text_of(message.attributes.get(name))
-
-    return key
+    return lambda message: text_of(message.attributes.get(name))
 
 
 def body(message: SqsMessage) -> str:

@@ -97,11 +97,7 @@ def place_in_stream(stream: str, sequence: int, time: datetime) -> str:
 
 def header(name: str) -> Callable[[Any], str | None]:
     """Return a rule: the key is a header's value."""
-
-    def key(message: Any) -> str | None:
-        return text_of((message.headers or {}).get(name))
-
-    return key
+    return lambda message: text_of((message.headers or {}).get(name))
 
 
 def body(message: Any) -> str:
