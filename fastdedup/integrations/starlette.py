@@ -18,13 +18,13 @@ from .http.committing import Committed, CommittedWork, RouteCommits, check_kinds
 from .http.endpoint import EndpointGate
 from .http.exchange import AsgiExchange, send_response, supported
 from .http.guarded import claim_of, identify
-from .http.lifespan import ASGIApp, Receive, Scope, Send
+from .http.lifespan import ASGIApp, Message, Receive, Scope, Send
 from .http.response_stage import begin_committed
 from .http.threads import is_async
 
 with needs(__name__, "Starlette", "starlette"):
     from starlette.concurrency import run_in_threadpool
-    from starlette.requests import Request
+    from starlette.requests import ClientDisconnect, Request
     from starlette.routing import request_response
 
 __all__ = [
@@ -165,9 +165,36 @@ def _decorated(
                 f"fastdedup.integrations.fastapi.{otherwise}"
             )
         # Starlette calls it: for Starlette a response is an application.
-        return functools.partial(answer, functools.partial(endpoint, *args[:-1]))
+        request, method = args[-1], functools.partial(endpoint, *args[:-1])
+
+        async def answered(scope: Scope, receive: Receive, send: Send) -> None:
+            await answer(method, scope, _after_readers(request, receive), send)
+
+        return answered
 
     return decorated
+
+
+def _after_readers(request: Request, receive: Receive) -> Receive:
+    """Return a `receive` with a request's body, which a decorator above may have read: the request keeps it."""
+    pieces = request.stream()
+
+    async def received() -> Message:
+        try:
+            piece = await anext(pieces, None)
+        except ClientDisconnect:
+            return {"type": "http.disconnect"}
+        except RuntimeError as error:
+            raise ConfigError(
+                "a decorator above fastdedup's has read the request's body as a stream or a form, so it cannot be "
+                "compared: let it await request.body() first, or stand below"
+            ) from error
+        if piece is None:
+            return await receive()
+        # Starlette yields an empty piece at the end, and no other one.
+        return {"type": "http.request", "body": piece, "more_body": bool(piece)}
+
+    return received
 
 
 def _route(scope: Scope) -> str | None:

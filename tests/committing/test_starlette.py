@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,22 @@ async def test_a_request_that_middleware_has_claimed_is_an_error(tmp_path: Path)
         async with client(app, x_account="ann") as ann:
             assert (await ann.post("/payments/1", json=NOTE, headers=HEADERS)).status_code == 500
         assert await bank.effects() == []
+
+
+async def test_a_decorator_above_may_read_the_body(tmp_path: Path) -> None:
+    """The request waited for ever."""
+    async with open_sqlite("memory://", tmp_path) as bank:
+        pays = starlette_of(bank).routes[0]
+        assert isinstance(pays, Route)
+
+        async def reading(request: Request) -> Any:
+            await request.body()
+            return await pays.endpoint(request)
+
+        app = Starlette(routes=[Route("/payments/1", reading, methods=["POST"])])
+        async with client(app, x_account="ann") as ann, asyncio.timeout(20):
+            answers = [await ann.post("/payments/1", json=NOTE, headers=HEADERS) for _ in range(2)]
+        assert [one.json() for one in answers] == [{"run": 1}] * 2
 
 
 async def test_a_missing_key_is_refused(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from django.http import (
 )
 from django.utils.translation import get_language
 
+from ...errors import ConfigError
 from ...web.forms import contents
 from ...web.recorder import Recorder
 from ...web.request import Request, RequestTooLarge, normal_host
@@ -74,6 +75,7 @@ def body_of(request: HttpRequest, limit: int, *, parsed: bool = True) -> bytes:
 
     Raises:
         RawPostDataException: it is parsed already, and `parsed` is False.
+        ConfigError: something in front has read it as a stream.
         RequestTooLarge: the body exceeds `limit` bytes.
         BadBody, UnreadablePostError: the client disconnected before it had sent the whole body.
     """
@@ -86,6 +88,11 @@ def body_of(request: HttpRequest, limit: int, *, parsed: bool = True) -> bytes:
         check_end(request)
         if not parsed:
             raise
+        if "_post" not in vars(request):  # Django would give an empty form
+            raise ConfigError(
+                "something in front of fastdedup has called request.read(), so the body cannot be compared: let it "
+                "use request.body"
+            ) from None
         return form_of(request, limit)
     check_end(request)
     if len(body) > limit:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from inspect import isawaitable
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from ...checks import check_dedup
 from ...claim import Claim
 from ...compiled import mypyc_attr
+from ...errors import ConfigError
 from ...gateway import Dedup
 from ...keys import Fingerprint
 from ...web.admit import admit
@@ -18,7 +20,10 @@ from ...web.route_claims import RouteClaims
 from ...web.rules import Rule
 from ..unreached import watch
 from .exchange import CLAIM, CLIENT_GONE, AsgiExchange, ClientLeft, supported
-from .lifespan import ASGIApp, Lifespan, Receive, Scope, Send
+from .lifespan import ASGIApp, Lifespan, Message, Receive, Scope, Send
+
+_LITESTAR: Final = "litestar_app"
+"""The key of a scope under which Litestar has its application."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -45,6 +50,8 @@ class AsgiGate:
         if CLAIM in scope:
             # An outer guard has claimed the request, and one response cannot settle two claims.
             return await app(scope, receive, send)
+        if _LITESTAR in scope:
+            receive = _after_readers(scope, receive)
         exchange = AsgiExchange(receive, send, claims.rule.max_request)
         claim = partial(self._claim, claims, scope, exchange)
         try:
@@ -110,6 +117,45 @@ def request_of(scope: Scope, body: bytes, headers: Headers | None = None) -> Req
         path = mount.rstrip("/") + path  # a proxy has removed the mount, and a retry may come past that proxy
     host = host_of(headers, scope.get("scheme", "http"))
     return Request(scope["method"].upper(), path, scope["query_string"], headers, body, scope, mount, host)
+
+
+def _after_readers(scope: Scope, receive: Receive) -> Receive:
+    """Return a `receive` that begins with the body that something in front has read, such as LoggingMiddleware.
+
+    Litestar keeps it for the handler, and the server does not send it again.
+    """
+    asked = False
+
+    async def received() -> Message:
+        nonlocal asked
+        first, asked = not asked, True
+        body = await _read_before(scope[_LITESTAR].request_class(scope, _unread)) if first else None
+        return await receive() if body is None else {"type": "http.request", "body": body, "more_body": False}
+
+    return received
+
+
+async def _unread() -> Message:
+    raise LookupError("the body was not read before")
+
+
+async def _read_before(request: Any) -> bytes | None:
+    """Return what a request of Litestar keeps of its body; None if it was not read: it cannot receive any.
+
+    Raises:
+        ConfigError: the body was read as a form with files, of which only the parts are kept.
+    """
+    with suppress(Exception):  # also if Litestar refuses its length: it does so again for the handler
+        return cast("bytes", await request.body())
+    parsed = False
+    with suppress(Exception):
+        parsed = request.content_type[0] == "multipart/form-data" and await request.form() is not None
+    if parsed:
+        raise ConfigError(
+            "a middleware outside of fastdedup's has read the request's body as a form, so it cannot be compared: "
+            'let it await request.body() first, or leave "body" out of the request_log_fields of LoggingMiddleware'
+        )
+    return None
 
 
 def claim_of(scope: Scope) -> Claim | None:
