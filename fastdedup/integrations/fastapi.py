@@ -6,6 +6,7 @@ OpenAPI document. Main path: `Idempotency.__call__` → the dependency → `Asgi
 
 # No `from __future__ import annotations` here: FastAPI reads the annotations of dependencies made in a function.
 
+from asyncio import wrap_future
 from collections.abc import AsyncIterator, Callable
 from functools import lru_cache, partial
 from typing import Annotated, Any, Final, Literal, TypeVar, Unpack
@@ -16,6 +17,7 @@ from ..errors import ConfigError, UnavailableError
 from ..extras import needs
 from ..gateway import Dedup
 from ..sql.any_inbox import AnyInbox
+from ..tasks import until_done
 from ..web import forms
 from ..web.admit import admit
 from ..web.answers import refusal, unavailable
@@ -48,7 +50,7 @@ from .http.late_exits import dependencies_of, warn_of_late_exits
 from .http.lifespan import ASGIApp, Lifespan, Receive, Scope, Send
 from .http.openapi import describe, header_of
 from .http.response_stage import ReplayStage, begin_committed
-from .http.threads import is_awaited
+from .http.threads import end_of_handler, is_awaited
 from .unreached import watch_handlers
 
 with needs(__name__, "FastAPI", "'fastdedup[web]'"):
@@ -284,10 +286,13 @@ def Commits(  # noqa: N802
         if isinstance(got, Response):
             raise _answer(exchange, got)
         work = exchange.stage.work
+        end = None if route.inbox.bridge.is_async else end_of_handler(request.scope)
         try:
             yield got
             await work.handled()
         except BaseException as error:
+            if end is not None and not end.cancel():
+                await until_done(wrap_future(end))
             answer = await work.raised(error)
             if answer is None:
                 raise

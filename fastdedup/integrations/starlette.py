@@ -19,11 +19,10 @@ from .http.endpoint import EndpointGate
 from .http.exchange import AsgiExchange, send_response, supported
 from .http.guarded import claim_of, identify
 from .http.lifespan import ASGIApp, Message, Receive, Scope, Send
-from .http.response_stage import begin_committed
+from .http.response_stage import begin_committed, in_thread
 from .http.threads import is_async
 
 with needs(__name__, "Starlette", "starlette"):
-    from starlette.concurrency import run_in_threadpool
     from starlette.requests import ClientDisconnect, Request
     from starlette.routing import request_response
 
@@ -216,7 +215,7 @@ async def _work(
     response: Any = await begin_committed(route, scope, exchange, gate.docs_at(scope), named)
     if isinstance(response, Committed):
         work: CommittedWork = exchange.stage.work
-        run = endpoint if is_async(endpoint.func) else functools.partial(run_in_threadpool, endpoint)
+        run = endpoint if is_async(endpoint.func) else functools.partial(in_thread, endpoint)
         response = await work.run(functools.partial(run, Request(scope, receive, send), response))
     if isinstance(response, WebResponse):
         await send_response(send, response)

@@ -24,7 +24,7 @@ from .guarded import key_fields
 from .lifespan import Message, Scope
 
 with needs("fastdedup.integrations.starlette", "Starlette", "'fastdedup[web]'"):
-    from anyio import CapacityLimiter, to_thread
+    from anyio import CancelScope, CapacityLimiter, to_thread
 
 T = TypeVar("T")
 
@@ -197,11 +197,11 @@ class ThreadSteps(Steps):
 
     async def begin(self, flow: Coroutine[Any, Any, T]) -> T:
         """See `Steps.begin`."""
-        return await in_thread(flow, _limits().beginning)
+        return await in_thread(drive, flow, limiter=_limits().beginning)
 
     async def go_on(self, flow: Coroutine[Any, Any, T]) -> T:
         """See `Steps.go_on`."""
-        return await in_thread(flow, _limits().ending)
+        return await in_thread(drive, flow, limiter=_limits().ending)
 
     finish = go_on
 
@@ -213,10 +213,11 @@ class ThreadLimits(NamedTuple):
     ending: CapacityLimiter
 
 
-async def in_thread(flow: Coroutine[Any, Any, T], limiter: CapacityLimiter) -> T:
-    """Run a flow in a thread. A cancelled caller waits for its end, because a thread cannot be stopped."""
-    task = asyncio.ensure_future(to_thread.run_sync(drive, flow, limiter=limiter))
-    await until_done(task)
+async def in_thread(call: Callable[..., T], *args: Any, limiter: CapacityLimiter | None = None) -> T:
+    """Call a function in a thread. A cancelled caller waits for its end, because a thread cannot be stopped."""
+    task = asyncio.ensure_future(to_thread.run_sync(call, *args, limiter=limiter))
+    with CancelScope(shield=True):  # a cancelled scope of anyio would cancel each turn of the wait
+        await until_done(task)
     return task.result()
 
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
+from contextvars import ContextVar
+from functools import wraps
 from inspect import isasyncgenfunction, isclass, isfunction, ismethod, unwrap
 from typing import Any
 
@@ -21,6 +25,9 @@ _INNER = ("app", "application", "inner")
 """The attributes in which middleware has its application by custom; the last two are those of Django, Channels."""
 _DEEPEST = 100
 """The number of middlewares, one in the other, that are looked through."""
+_END: ContextVar[Future[None] | None] = ContextVar("fastdedup_end_of_handler", default=None)
+_TELLS = "_fastdedup_tells_end"
+"""The attribute of a handler that ends the future of its context."""
 
 
 def runs_in_thread(scope: Scope, app: ASGIApp | None = None, running: Any = None) -> bool:
@@ -69,6 +76,36 @@ def is_awaited(call: Any) -> bool:
     It also awaits the result of a decorator's plain function, if the decorated function is async.
     """
     return is_async(call) or is_async(unwrap(bare(call)))
+
+
+def end_of_handler(scope: Scope) -> Future[None]:
+    """Return a future of the end of a request's handler in a thread; once it is cancelled, no handler starts.
+
+    FastAPI lets go of the thread when the request's task is cancelled.
+    """
+    dependant = _route(scope).dependant
+    if not hasattr(dependant.call, _TELLS):
+        dependant.call = _telling_end(dependant.call)
+    end: Future[None] = Future()
+    _END.set(end)
+    return end
+
+
+def _telling_end(handler: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(handler)
+    def told(*args: Any, **kwargs: Any) -> Any:
+        end = _END.get()
+        if end is None:
+            return handler(*args, **kwargs)
+        if not end.set_running_or_notify_cancel():
+            raise CancelledError
+        try:
+            return handler(*args, **kwargs)
+        finally:
+            end.set_result(None)
+
+    setattr(told, _TELLS, True)
+    return told
 
 
 def _route(scope: Scope) -> Any:
