@@ -54,9 +54,10 @@ class ClaimedWork:
         is_left: True if it was left in another context, so that the first context still has it.
         forks: how often this process had been forked when the work began.
         holder: an object that lives as long as this work of synchronous code, and its thread; None elsewhere.
+        asked: counts how often each method and address was requested.
     """
 
-    __slots__ = ("_asked", "around", "entered", "forks", "holder", "is_left", "wire")
+    __slots__ = ("around", "asked", "entered", "forks", "holder", "is_left", "wire")
 
     entered: Token[ClaimedWork | None]
 
@@ -71,8 +72,7 @@ class ClaimedWork:
         self.is_left = False
         self.forks = forking.forks
         self.holder = holder
-        # Mutable: counts how often each method and address was requested.
-        self._asked: dict[str, Iterator[int]] = {}
+        self.asked: dict[str, Iterator[int]] = {}
 
     @property
     def is_over(self) -> bool:
@@ -96,7 +96,7 @@ class ClaimedWork:
         parts = urlsplit(url)
         name = f"{method.upper()} {parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
         # Each in one step, because several threads may send the work's requests.
-        place = next(self._asked.setdefault(name, count(1)))
+        place = next(self.asked.setdefault(name, count(1)))
         return downstream_key(self.wire, f"{_shortened(name)} {place}")
 
 
@@ -175,8 +175,8 @@ def _unlink(work: ClaimedWork, inner: ClaimedWork | None) -> None:
 
 
 @contextmanager
-def claimed_work(wire: bytes | None, holder: object = None) -> Iterator[None]:
-    """Make a claim's work the present one in a `with` block; None does not change the present one.
+def claimed_work(wire: bytes | None, holder: object = None) -> Iterator[ClaimedWork | None]:
+    """Make a claim's work the present one in a `with` block, and yield it; None does not change the present one.
 
     `holder`: see `enter`. Each block counts its requests anew. So use a block for each run of the work: in one block
     around two runs, the second run would send other keys, and the next hop would act twice.
@@ -184,9 +184,25 @@ def claimed_work(wire: bytes | None, holder: object = None) -> Iterator[None]:
     work = None
     try:
         work = None if wire is None else enter(wire, holder)
-        yield
+        yield work
     finally:
         leave(work)
+
+
+@contextmanager
+def resumed(work: ClaimedWork | None, holder: object = None) -> Iterator[None]:
+    """Go on with a work that was left, in a `with` block: its requests are counted on. None changes nothing.
+
+    Other work stays the present one: it is that of a claim which a stream holds from one part to the next.
+    """
+    again = None
+    try:
+        if work is not None and unfinished(PRESENT.get()) is None:
+            again = enter(work.wire, holder)
+            again.asked = work.asked
+        yield
+    finally:
+        leave(again)
 
 
 @contextmanager

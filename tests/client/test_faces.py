@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,11 @@ import dramatiq
 import flask
 import httpx
 import pytest
+from asgiref.sync import async_to_sync
+from django.http import HttpRequest, StreamingHttpResponse
+from django.template.response import TemplateResponse
 from django.test import Client
+from django.urls import path
 from dramatiq.brokers.stub import StubBroker
 from dramatiq.middleware import Retries
 from faststream.rabbit import RabbitBroker, RabbitRouter, TestRabbitBroker
@@ -26,7 +30,9 @@ from fastdedup.integrations import dramatiq as dramatiq_gate
 from fastdedup.integrations import faststream as faststream_gate
 from fastdedup.integrations import taskiq as taskiq_gate
 from fastdedup.integrations.celery import DedupTask
+from fastdedup.integrations.django import idempotent as idempotent_view
 from fastdedup.integrations.flask import FastDedup, idempotent
+from fastdedup.integrations.wsgi import IdempotencyMiddleware, everyone
 from fastdedup.messages.dispatch import Dispatcher, SyncDispatcher
 from fastdedup.sql import Inbox
 from fastdedup.sync.sql import Inbox as SyncInbox
@@ -37,6 +43,7 @@ from ..inbox_file import transaction
 from ..integrations import django_project as django_project  # sets Django up
 from ..integrations.django_inside import SETTINGS as INSIDE
 from ..integrations.django_shop import open_shop
+from ..integrations.wsgi_apps import environ_of
 from ..servers import RedisServer
 
 HEADER = "Idempotency-Key"
@@ -112,6 +119,99 @@ def test_views_of_flask(work: Work, dedup: sync.Dedup) -> None:
     for _ in range(2):
         app.test_client().post("/orders", headers=KEY)
     assert work.is_right()
+
+
+def parts(work: Work) -> Iterator[bytes]:
+    """A stream that sends its request between two parts."""
+    yield b"first"
+    yield work().encode()
+
+
+async def async_parts(work: Work) -> AsyncIterator[bytes]:
+    for part in parts(work):
+        yield part
+
+
+@pytest.mark.parametrize("app", ["flask", "wsgi"])
+def test_streams_of_flask_and_wsgi(app: str, work: Work, dedup: sync.Dedup) -> None:
+    """A stream is read once its view has ended, and another claim that it holds has keys of its own."""
+    shop = flask.Flask("shop")
+    view: Any = lambda: flask.Response(parts(work), mimetype="text/event-stream")  # noqa: E731
+    if app == "flask":
+        FastDedup(shop, dedup, principal=lambda request: "ann")
+        view = idempotent()(view)
+    else:
+        shop.wsgi_app = IdempotencyMiddleware(shop.wsgi_app, dedup, principal=everyone)  # type: ignore[method-assign]
+    shop.post("/orders")(view)
+    for _ in range(2):
+        with contextlib.suppress(Broken), shop.test_client().post("/orders", headers=KEY) as response:
+            assert response.data == b"firstdone"
+    assert work.is_right()
+
+
+class Rendered(TemplateResponse):
+    """A response that sends a request while it is rendered, after the view."""
+
+    def __init__(self, work: Work) -> None:
+        super().__init__(HttpRequest(), "none")
+        self.work = work
+
+    @property
+    def rendered_content(self) -> str:
+        return self.work()
+
+
+@pytest.mark.parametrize("kind", ["stream", "async stream", "rendered"])
+def test_responses_of_django_that_come_after_the_view(kind: str, work: Work) -> None:
+    """A view that has sent the same request before: each has a key of its own, at each attempt the same."""
+    first: list[str] = []
+
+    @idempotent_view(principal=lambda request: "ann")
+    def view(request: HttpRequest) -> Any:
+        with contextlib.suppress(Broken):
+            before = Work()
+            before()
+        first.extend(before.keys)
+        if kind == "rendered":
+            return Rendered(work)
+        made = async_parts(work) if kind == "async stream" else parts(work)
+        return StreamingHttpResponse(made, content_type="text/event-stream")
+
+    async def read(response: Any) -> bytes:
+        return b"".join([part async for part in response])
+
+    with open_shop(ROOT_URLCONF=(path("orders", view),), FASTDEDUP={"url": "memory://"}):
+        for _ in range(2):
+            with contextlib.suppress(Broken):
+                response: Any = Client().post("/orders", headers=KEY)
+                if kind == "async stream":
+                    async_to_sync(read)(response)
+                else:
+                    assert b"done" in response.getvalue()
+    assert work.is_right()
+    assert len({*first}) == 1
+    assert first[0] not in work.keys
+
+
+def test_a_claim_that_a_stream_holds_keeps_its_keys(dedup: sync.Dedup) -> None:
+    """From one part to the next: the request's own claim does not come between."""
+    asked: list[tuple[str | None, str]] = []
+
+    def app(environ: Any, start_response: Any) -> Iterator[bytes]:
+        start_response("200 OK", [("Content-Type", "text/event-stream")])
+        with dedup.claim("inner") as claim:
+            yield b"a"
+            work = present_work()
+            asked.append(
+                (work and work.key_for("POST", "http://bank"), claim.downstream("POST http://bank 1"))
+            )
+            yield b"b"
+
+    gated: Any = IdempotencyMiddleware(app, dedup, principal=everyone)
+    assert b"".join(gated(environ_of(key="k"), lambda *_: None)) == b"ab"
+    ((own, derived),) = asked
+    assert own == derived
+    assert present_work() is None
 
 
 # Tasks and messages

@@ -17,7 +17,6 @@ from django.db.transaction import get_rollback, on_commit
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
-from ...downstream import claimed_work
 from ...errors import DedupError
 from ...flows import drive
 from ...sql.drivers.django import are_of_a_test
@@ -79,7 +78,7 @@ async def unsent(response: Any) -> None:
 
 async def _run(bridge: Bridge, hold: Hold, request: HttpRequest, view: Callable[[], Any]) -> HttpResponse:
     try:
-        with claimed_work(hold.recorder.claim.settlement.store_key):
+        with hold.working():
             response = await bridge.view(view)
         if not isinstance(response, HttpResponseBase):
             raise TypeError(f"a view must return an HttpResponse, got {response!r}")
@@ -287,7 +286,8 @@ class _Stream(_Ending):
 
     def __next__(self) -> bytes:
         try:
-            chunk: bytes = next(self._chunks)
+            with self._hold.working():
+                chunk: bytes = next(self._chunks)
         except StopIteration:
             drive(self.end(BLOCKING))
             raise
@@ -305,7 +305,8 @@ class _AsyncStream(_Ending):
 
     async def __anext__(self) -> bytes:
         try:
-            chunk: bytes = await anext(self._chunks)
+            with self._hold.working():
+                chunk: bytes = await anext(self._chunks)
         except StopAsyncIteration:
             await self.end(AWAITING)
             raise

@@ -7,12 +7,10 @@ needs two steps: `begun` around the operation, and `ended` around the framework'
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse
 
-from ...downstream import claimed_work
 from .bridge import BLOCKING, Bridge
 from .capture import abandon, finish, mark_held, note_commits, pending, run, unsent
 from .convert import body_of
@@ -38,12 +36,13 @@ async def begun(operation: Operation, bridge: Bridge, request: HttpRequest, view
         BaseException: any exception of the operation; then its claim is released.
     """
     got = await _claimed(bridge, operation, request, body_of)
-    if got is not None and not isinstance(got, Hold):
+    if got is None:
+        return await _viewed(bridge, request, view)
+    if not isinstance(got, Hold):
         return got
-    if got is not None:
-        got.pending = 500
-        mark_held(request, got)
-    with nullcontext() if got is None else claimed_work(got.recorder.claim.settlement.store_key):
+    got.pending = 500
+    mark_held(request, got)
+    with got.working():
         return await _viewed(bridge, request, view)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
 from ...claim import Claim
+from ...downstream import ClaimedWork, claimed_work, resumed
 from ...errors import DedupError
 from ...sync import Claim as SyncClaim
 from ...sync import Dedup
@@ -35,8 +37,20 @@ class Hold:
     """Renders that response, and so settles the claim."""
     within: bool = False
     """True if the view may run within the transaction of ATOMIC_REQUESTS, which ends after the view."""
+    work: ClaimedWork | None = None
+    """The view's work, for the HTTP clients that it uses."""
     committed: bool | None = None
     """True once such a transaction has committed; None if there is none."""
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Run the view in a `with` block, or go on with its work: its response is rendered, or its stream is read."""
+        if self.work is not None:
+            with resumed(self.work):
+                yield
+        else:
+            with claimed_work(self.recorder.claim.settlement.store_key) as self.work:
+                yield
 
 
 class DjangoClaims:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from itertools import chain
 from types import TracebackType
-from typing import Any
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-from ...downstream import enter, leave
+from ...downstream import ClaimedWork, enter, leave, resumed
 from ...errors import ClaimLostError, DedupError
 from ...sync import Claim
 from ...web.recorder import Marks, Recorder
@@ -40,8 +40,8 @@ class WsgiExchange:
         self._headers: list[tuple[str, str]] = []
         self._source: Iterable[bytes] = ()
         self._through: Write | None = None
-        # Mutable: what ends the work that clients of HTTP ask for, while the application runs.
-        self._work: Any = None
+        # Mutable: the application's work, for the HTTP clients that it uses.
+        self._work: ClaimedWork | None = None
 
     @property
     def holds(self) -> bool:
@@ -60,6 +60,10 @@ class WsgiExchange:
     def work_under(self, store_key: bytes, holder: object) -> None:
         """Make the application's work that of a claim, for the HTTP clients that it uses: see `enter`."""
         self._work = enter(store_key, holder)
+
+    def working(self) -> AbstractContextManager[object]:
+        """Return a block in which the application goes on with this work: with a stream, or when it is closed."""
+        return resumed(self._work, self)
 
     def mend(self, response: Response) -> Response:
         """Settle the claim by the response of an earlier request, which is sent past it; return it with its marks."""
@@ -108,7 +112,8 @@ class WsgiExchange:
         """Close the application's iterable, once."""
         source, self._source = self._source, ()
         if hasattr(source, "close"):
-            source.close()
+            with self.working():
+                source.close()
 
     def broke_off(self, error: BaseException) -> bool:
         """Release the claim. Return whether the error is the application's ClaimLostError for this claim."""
@@ -230,7 +235,8 @@ class Stream:
 
     def __next__(self) -> bytes:
         try:
-            chunk = next(self._chunks)
+            with self._exchange.working():
+                chunk = next(self._chunks)
             if self._exchange.recorder.passes(len(chunk)):
                 self._exchange.ended()
         except StopIteration:
