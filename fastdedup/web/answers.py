@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from enum import Enum
 from typing import Any, Final, Protocol
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from ..errors import ForeignRecordError, UnavailableError
+from ..failures import place_of
 from ..model import Outcome
 from .fingerprints import bare_path
 from .header import BadKey, KeyMissing
@@ -28,6 +30,7 @@ from .request import BadBody, PrincipalMissing, RequestTooLarge
 from .response import DEGRADED, REPLAYED, Response
 from .rules import Rule
 
+log = logging.getLogger("fastdedup.web")
 _STREAMS = frozenset(
     (
         b"text/event-stream",
@@ -88,10 +91,20 @@ def settling_of(rule: Rule, response: Response, path: str) -> Settling:
 
     `path` is the path of the request.
     """
-    kept = rule.keeps(response.status) and not _leads_back(response, path)
+    kept = _keeps(rule, response.status) and not _leads_back(response, path)
     if not kept or not (response.whole or rule.unstored == "refuse"):
         return Settling.RELEASE
     return Settling.COMPLETE if response.status < 400 else Settling.FAIL
+
+
+def _keeps(rule: Rule, status: int) -> bool:
+    """Return whether a rule keeps a status; True if its function raises, because the work is done."""
+    try:
+        return rule.keeps(status)
+    except Exception as error:  # noqa: BLE001 -- logged; each face would settle its claim in another way
+        told = "%s: keep= failed, so a response of status %d is kept: %s at %s"
+        log.error(told, rule.path, status, type(error).__name__, place_of(error))
+        return True
 
 
 def _leads_back(response: Response, path: str) -> bool:

@@ -208,7 +208,7 @@ class Rule:
 
     def keeps(self, status: int) -> bool:
         """Return whether a response of this status is kept."""
-        return self.keep(status) if callable(self.keep) else status in self.keep
+        return bool(self.keep(status)) if callable(self.keep) else status in self.keep
 
     def check_key(self, key: str | None) -> None:
         """Check a request's key; None stands for a request without a key.
