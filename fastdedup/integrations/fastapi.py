@@ -26,7 +26,7 @@ from ..web.forms import FIELD, HEADER, FormRefused, Refusal
 from ..web.header import NAME
 from ..web.policy import PublishedPolicy, docs_at, rule_facts
 from ..web.record_keys import SCOPE
-from ..web.request import EVERYONE, RequestTooLarge, Shared, by_host, name_of_caller
+from ..web.request import EVERYONE, RequestTooLarge, Shared, by_host
 from ..web.request import everyone as everybody
 from ..web.response import REPLAYED, Response
 from ..web.route_claims import RouteClaims
@@ -445,7 +445,7 @@ async def _identified(rule: Rule, request: Request, caller: Any, key: str) -> Na
     idempotency, exchange = _slot(request)
     body = await exchange.body(rule.max_request)
     await idempotency.lifespan.ready()
-    return rule.identify(request_of(request.scope, body), name_of_caller(caller, "principal"), key)
+    return rule.identify(request_of(request.scope, body), caller, key)
 
 
 def _leave_session(request: Request) -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from ..checks import shown
-from ..errors import ConfigError
 from ..keys import business_key
-from .request import EVERYONE, PrincipalMissing, digest_of
+from .request import EVERYONE, PrincipalMissing, digest_of, name_of_caller
 
 SCOPE: Final = "http"
 """The scope below a gate's namespace in which middlewares keep the records of web keys: `shop:http`."""
@@ -28,11 +26,10 @@ def scope_key(place: str, principal: object, key: str, tenant: str = "") -> str:
 
 def _owner(principal: object) -> str:
     """Return a principal's digest: it may be a secret, and keys are in Redis and in logs."""
-    if principal is None or principal == "":
+    name = name_of_caller(principal, "principal")
+    if name is None or name == "":
         raise PrincipalMissing("the principal function found no caller for this request")
-    if not isinstance(principal, str):
-        raise ConfigError(f"a principal must be text, or None if there is no caller, got {shown(principal)}")
-    return digest_of(principal.encode("utf-8", "surrogatepass"))
+    return digest_of(str(name).encode("utf-8", "surrogatepass"))
 
 
 def shortened(name: str) -> str:

@@ -35,8 +35,8 @@ class Shared(Enum):
 
 EVERYONE: Literal[Shared.EVERYONE] = Shared.EVERYONE
 """The value that `everyone` returns. A missing name is another thing: such a request is refused."""
-Named = str | Literal[Shared.EVERYONE] | None
-"""The value of a principal function: a name, `EVERYONE`, or None if it finds no caller."""
+Named = str | int | UUID | Literal[Shared.EVERYONE] | None
+"""The value of a principal function: text, a number or a UUID, `EVERYONE`, or None if it finds no caller."""
 
 
 @dataclass(slots=True)
@@ -74,7 +74,7 @@ FingerprintOf = Callable[[Request], Any]
 """Returns what makes two requests the same: a value to digest, or what `fastdedup.fingerprint()` returned."""
 
 
-def name_of_caller(value: object, what: str) -> Named:
+def name_of_caller(value: object, what: str) -> str | Literal[Shared.EVERYONE] | None:
     """Return the text of a name that a function of the application has found.
 
     Args:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from uuid import UUID
 
 import flask
 import pytest
@@ -110,3 +111,12 @@ def test_a_response_is_kept_if_keep_raises(face: str, caplog: pytest.LogCaptureF
     (line,) = [record.getMessage() for record in caplog.records if record.name == "fastdedup.web"]
     assert "LookupError at keep" in line
     assert "secret" not in line
+
+
+@pytest.mark.parametrize("face", list(FACES))
+@pytest.mark.parametrize("name", [7, UUID(int=7)])
+def test_a_principal_may_be_a_number_or_a_uuid(face: str, name: Any) -> None:
+    """It has the keys of its text. Most faces refused it."""
+    work = Counting()
+    answers = FACES[face](face, {"principal": lambda request: name if work.runs else str(name)}, work)
+    assert answers == [("1", None), ("1", "true")]

@@ -274,7 +274,7 @@ def test_a_declared_path_stands_for_itself() -> None:
     assert declared("/orders/{id}") == "/orders/{id}"
 
 
-@pytest.mark.parametrize("principal", [7, b"ann", True, ["ann"]])
+@pytest.mark.parametrize("principal", [7.0, b"ann", True, ["ann"]])
 def test_a_principal_that_is_no_text_is_a_mistake_of_the_program(principal: Any) -> None:
     with pytest.raises(ConfigError, match="a principal must be text"):
         EVERY.scope_key("POST", "/", principal, "k")

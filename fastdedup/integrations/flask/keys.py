@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from inspect import isawaitable
 from typing import Any, Unpack
 
 import flask
 
-from ...web.request import Principal, Request, everyone, name_of_caller
+from ...web.request import Principal, everyone
 from ...web.response import Response
 from ...web.rules import KeySettings, Rule, declared, make_rules
 from ..wsgi import WsgiClaims
@@ -62,9 +60,7 @@ class FlaskOperation(Decorated):
 
     def rule(self, state: AppState, route: str) -> Rule:
         """Return the rule of a route. Raises ConfigError if there is no principal."""
-        rule = make_rules([declared(route)], {**state.settings, **self._settings})[0]
-        principal = rule.principal
-        return rule if principal is everyone else replace(rule, principal=_named_by(principal))
+        return make_rules([declared(route)], {**state.settings, **self._settings})[0]
 
     def claims_of(self, state: AppState) -> WsgiClaims:
         """Return the claims of the current request's route."""
@@ -89,13 +85,3 @@ class FlaskOperation(Decorated):
             return held.answer(got)
         held.hold(environ, got, claims.rule, docs)
         return view()
-
-
-def _named_by(principal: Principal) -> Principal:
-    """Return a principal function that may also return a number or a UUID: sessions have them."""
-
-    def named(request: Request) -> Any:
-        found = principal(request)
-        return found if isawaitable(found) else name_of_caller(found, "principal")
-
-    return named
