@@ -15,14 +15,16 @@ from pathlib import Path
 import pytest
 import redis
 
+from fastdedup import LocalLRU
 from fastdedup.errors import ConfigError
-from fastdedup.sidecar.client import UnixConnection
+from fastdedup.sidecar.client import UnixConnection, fetch
 from fastdedup.sidecar.service.listener import bound
-from fastdedup.sidecar.service.takeover import is_held, succeeding
+from fastdedup.sidecar.service.takeover import is_held, succeeding, take_places
 
 from ..fixtures import fixture_of
 from ..programs import until
 from ..servers import free_port
+from .conftest import Serve
 from .running import DEADLINE, Sidecar, client
 
 
@@ -188,6 +190,38 @@ def test_a_third_sidecar_hears_that_another_one_takes_over(
             if placed:
                 os.rename(aside, path)
     assert claim_by_resp(path, f"third:{placed}") is True
+
+
+class Behind(LocalLRU):
+    """A policy whose journal has as many lines as a test says."""
+
+    waiting = 0
+
+    @property
+    def lines(self) -> int:
+        return self.waiting
+
+
+@pytest.mark.parametrize("placed", [False, True], ids=["before it listens", "before it takes the place"])
+def test_a_sidecar_with_journal_lines_is_not_taken_over(serve: Serve, redis_url: str, placed: bool) -> None:
+    """Its store answers again, but has not got all of its answers yet: the new one would give their keys away."""
+    policy = Behind()
+    old = serve(redis_url, on_unavailable=policy)
+    connection = old.namespaces.root.gate.connection
+    old.loop.call_soon_threadsafe(connection.journals.add, policy, "fastdedup")
+    path = Path(old.path)
+    policy.waiting = 0 if placed else 1
+
+    def take_over() -> None:
+        with succeeding(path, 0o660, owner=-1, group=-1) as other:
+            policy.waiting = 1
+            take_places([other])
+
+    with pytest.raises(ConfigError, match=r"journal lines.*try again when"):
+        take_over()
+    policy.waiting = 0
+    assert claim_by_resp(path, f"lines:{placed}") is True
+    assert b'"degraded":false' in fetch(path, "/readyz")[1]
 
 
 running = fixture_of(Sidecar, scope="module")

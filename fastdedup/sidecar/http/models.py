@@ -202,7 +202,9 @@ class ReadyAnswer(AnswerModel):
 
     ready: bool
     breaker: Literal["closed", "partly_open", "open"]
-    degraded: bool = Field(description="The store, or a part of it, is answered for by the policy.")
+    degraded: bool = Field(
+        description="The policy answers for the store, a part of it, or keys in a journal."
+    )
 
 
 class BatchAnswer(AnswerModel):

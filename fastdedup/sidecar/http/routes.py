@@ -49,7 +49,10 @@ async def ready(namespaces: Namespaces, ask: None, client: Client) -> HttpAnswer
     if not answered:
         able = not isinstance(root.settings.on_unavailable, Reject)
     breaker = root.breaker
-    degraded = not answered or breaker is not BreakerState.CLOSED
+    # The policy still answers for keys in a journal.
+    degraded = (
+        not answered or breaker is not BreakerState.CLOSED or any(root.gate.connections.journals().values())
+    )
     return HttpAnswer(200 if able else 503, {"ready": able, "breaker": breaker, "degraded": degraded})
 
 

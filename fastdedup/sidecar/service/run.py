@@ -39,7 +39,7 @@ from .reload import Merged
 from .server import ServedSocket, SidecarServer
 from .sockets import Listening, allow_list, listening, others
 from .systemd import notify
-from .takeover import tell_to_stop
+from .takeover import take_places, tell_to_stop
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _LOOK_AGAIN = 0.02
@@ -171,8 +171,7 @@ class Sidecar:
             )
 
     def _take_over(self) -> None:
-        for each in self._successors:
-            each.take_place()
+        take_places(self._successors)
         self._heir = asyncio.get_running_loop().create_task(self._inherit(), name="fastdedup-inherit")
         tell_to_stop(self._successors)
         log.info("took over", extra=facts(pid=self._successors[0].pid))

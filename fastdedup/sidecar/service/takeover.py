@@ -1,4 +1,4 @@
-"""Takes a socket over from a running sidecar, without a refused connection. Main path: `succeeding` → `take_place`.
+"""Takes a socket over from a running sidecar, without a refused connection. Main path: `succeeding` → `take_places`.
 
 The new sidecar listens beside the old socket and renames its own over it: a client finds the one or the other. Then
 it tells the old one to stop, which still serves the clients that it has. The lock file stays the old one's until
@@ -55,6 +55,18 @@ class Successor:
         sign(lock)
         self._locks.close()
         self._locks.callback(os.close, lock)
+
+
+def take_places(successors: list[Successor]) -> None:
+    """Put our sockets in the place of the running sidecar's, if it still has nothing that the store does not have.
+
+    Raises:
+        ConfigError: it has; not one socket is in its place then.
+    """
+    for each in successors:
+        _check_readiness(each.listener.path)
+    for each in successors:
+        each.take_place()
 
 
 def tell_to_stop(successors: list[Successor]) -> None:
@@ -125,6 +137,6 @@ def _check_readiness(path: Path) -> None:
         degraded = True
     if degraded:
         raise ConfigError(
-            f"cannot take {path} over now: the running sidecar cannot reach its store, and may have answers that the "
-            "store does not have yet; try again once it is ready (fastdedup healthcheck --ready)"
+            f"cannot take {path} over now: the running sidecar cannot reach its store, or has journal lines, answers "
+            "that the store does not have yet; try again when GET /readyz at that socket says that degraded is false"
         )
