@@ -32,6 +32,7 @@ _LONGEST_PATH = 107
 """The bytes that a path may have in the system's socket addresses."""
 _DEFAULT_FRAME = 1024 * 1024
 _LATE = "it did not answer in time"
+_LEAVING = "the sidecar is shutting down"
 
 
 class SidecarStore:
@@ -85,20 +86,10 @@ class SidecarStore:
         await self._reconnector.aclose()
 
     async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
-        """Send the batch, and send it once more if the connection breaks.
-
-        An operation names its owner, so a repeated operation gets the same answer as the first time. Those of
-        `UNREPEATED` name no owner and are not repeated. If the sidecar refuses the batch, because of the namespace of
-        one operation, each goes in a command of its own.
-        """
+        """Send the batch; each operation by itself if the sidecar refuses it, because of the namespace of one."""
         try:
             try:
-                try:
-                    return await self._exchange(verb, ops)
-                except ConnectionError:
-                    if verb in UNREPEATED:
-                        raise
-                return await self._exchange(verb, ops)
+                return await self._sent(verb, ops)
             except hiredis.ReplyError:
                 if verb in UNREPEATED or len(ops) == 1:
                     raise
@@ -176,6 +167,19 @@ class SidecarStore:
 
     # Batches
 
+    async def _sent(self, verb: Verb, ops: Sequence[Op]) -> list[Reply]:
+        """Send a batch, and send it once more if the connection breaks.
+
+        An operation names its owner, so a repeated operation gets the same answer as the first time. Those of
+        `UNREPEATED` name no owner: they are repeated only if the sidecar says that it has executed nothing.
+        """
+        try:
+            return await self._exchange(verb, ops)
+        except ConnectionError as error:
+            if verb in UNREPEATED and not isinstance(error, Leaving):
+                raise
+        return await self._exchange(verb, ops)
+
     async def _exchange(self, verb: Verb, ops: Sequence[Op]) -> list[Reply]:
         connection = await self._reconnector.connected()
         calls = self._cut(verb, ops)
@@ -190,16 +194,17 @@ class SidecarStore:
             connection.abort(_LATE)  # the replies behind this one are late as well
             mark_resent(ops)
             raise
-        if any(is_leaving(reply) for reply in replies):
-            connection.abort("the sidecar is shutting down")
+        leaving = [is_leaving(reply) for reply in replies]
+        if any(leaving):
+            connection.abort(_LEAVING)
+            if all(leaving):
+                raise Leaving(_LEAVING)
         return self._answers(calls, replies)
 
     async def _one_by_one(self, verb: Verb, ops: Sequence[Op]) -> list[Reply]:
         """Send a command for each operation: only those that the sidecar may not execute are refused."""
         replies: list[Reply] = []
-        for answer in await asyncio.gather(
-            *[self._exchange(verb, [op]) for op in ops], return_exceptions=True
-        ):
+        for answer in await asyncio.gather(*[self._sent(verb, [op]) for op in ops], return_exceptions=True):
             if isinstance(answer, hiredis.ReplyError):
                 replies.append(cast(Reply, self._fault(answer)))
             elif isinstance(answer, BaseException):
@@ -305,6 +310,10 @@ class RunCall(NamedTuple):
     packed: bytes
 
 
+class Leaving(ConnectionError):
+    """A sidecar that shuts down has executed nothing of a batch."""
+
+
 class SidecarListener(Listener):
     """Hears of freed keys from a sidecar, instead of from Redis.
 
@@ -334,7 +343,7 @@ def answers_of(call: RunCall, reply: Any) -> list[Reply]:
         hiredis.ProtocolError: the reply is not a sidecar's.
     """
     if is_leaving(reply):
-        raise ConnectionError("the sidecar is shutting down")
+        raise ConnectionError(_LEAVING)
     if isinstance(reply, Exception):
         raise reply
     try:
