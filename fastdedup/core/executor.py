@@ -23,7 +23,7 @@ from ..kernel.granted import GRANTED, LOOKS, may_be_undone
 from ..kernel.keyspace import names_of
 from ..kernel.operations import ClaimOp, Op, ReleaseOp, Reply, SettleOp, Verdict, was_accepted
 from ..kernel.owners import owner_text
-from ..kernel.replies import RefusedAlone, TransitionReply
+from ..kernel.replies import StoreRefusal, TransitionReply
 from ..kernel.verbs import Effect, Verb
 from ..ledger.operations import IdOp
 from ..tasks import running_loop
@@ -385,7 +385,7 @@ class Executor:
         if self._timed is not None and (time_us := connection.store_time_us):
             self._timed.hear_time(time_us)
         try:
-            if isinstance(error, RefusedAlone):
+            if isinstance(error, StoreRefusal):
                 # The store answers, and may know the key.
                 raise UnavailableError(*error.args, retry_after=error.retry_after)
             if op.verb in _OF_OWNERS and connection.engine is None and not self._holds(op):

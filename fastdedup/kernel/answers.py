@@ -11,7 +11,7 @@ from .codes import Code
 from .operations import ClaimOp, Op, Reply, Verdict, Witness
 from .owners import trace_of
 from .records import decode, is_record, read_holding
-from .replies import RefusedAlone
+from .replies import StoreRefusal
 
 
 def wrong_loop() -> UsageError:
@@ -66,7 +66,7 @@ def reply_to_follower(reply: Reply, owner: bytes) -> Reply:
 def copy_of(error: BaseException) -> BaseException:
     """Return an instance of the error for one waiter: a shared exception would collect every waiter's traceback."""
     if isinstance(error, UnavailableError):
-        kind = RefusedAlone if isinstance(error, RefusedAlone) else UnavailableError
+        kind = type(error) if isinstance(error, StoreRefusal) else UnavailableError
         return kind(*error.args, retry_after=error.retry_after)
     return error
 

@@ -28,7 +28,7 @@ from .named import NamedClaims
 from .operations import ClaimOp, Op, Reply, Verdict
 from .orphans import NoOrphans, OrphanKeeper, becomes_orphan, resent
 from .queue import MIN_BATCH, Batch, Batches, BatchObserver, Ended, OperationQueue
-from .replies import Redirect
+from .replies import Redirect, StoreRefusal
 from .store import BatchStore
 from .verbs import Verb
 
@@ -383,7 +383,7 @@ class Engine:
                     op.future.set_result(reply)
                 except (Exception, asyncio.CancelledError) as fault:  # noqa: BLE001 -- see `give`
                     give_error(self._loop, op, reported(self._loop, op, fault))
-            elif type(reply) is UnavailableError:
+            elif type(reply) is UnavailableError or type(reply) is StoreRefusal:
                 self._fail(op, reply, sent=True)  # the store refused this key alone
             elif type(reply) is Redirect:
                 self._send_on(op, reply)

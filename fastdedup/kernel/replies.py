@@ -9,11 +9,17 @@ from ..errors import UnavailableError
 from .codes import Code
 
 
-class RefusedAlone(UnavailableError):
-    """The store answers, but refuses this key: nothing was done, and the other keys are not affected.
+class StoreRefusal(UnavailableError):
+    """The store answers, but refuses an operation, which it may have done. A sidecar does if its policy refuses.
 
-    This is a reply, which a store never raises: so it does not count for the breaker, no claim is given up, and no
-    policy is asked. An engine gives it to a claim with a large result that had no turn in time.
+    This is a reply, which a store never raises: so it does not count for the breaker, and no policy is asked.
+    """
+
+
+class RefusedAlone(StoreRefusal):
+    """The store refuses this key: nothing was done, the other keys are not affected, and no claim is given up.
+
+    An engine gives it to a claim with a large result that had no turn in time.
     """
 
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -182,6 +183,28 @@ async def test_namespaces_degrade_each_by_its_own_policy(outage: tuple[RedisServ
         assert (move.outcome, move.degraded) == (TransitionOutcome.CHANGED, True)
         assert local.breaker is BreakerState.CLOSED, "the sidecar itself is there"
         assert not [event for event in events if isinstance(event, Degraded)]
+
+
+async def test_a_refusal_by_the_sidecars_policy_is_not_asked_of_the_clients(
+    outage: tuple[RedisServer, Sidecar],
+) -> None:
+    """The client's LocalLRU granted what the sidecar had refused, so each process of the host had the key."""
+    server, sidecar = outage
+    async with Dedup(sidecar.url, namespace="strict", timeout=5, on_unavailable=LocalLRU()) as dedup:
+        held, ledger = await dedup.claim("held"), dedup.ledger("done", window=timedelta(days=1), capacity=100)
+        await ledger.first("id")
+        server.kill()
+        for ask in (
+            lambda: dedup.claim("key"),
+            lambda: asyncio.gather(dedup.claim("two"), dedup.claim("two")),
+            lambda: dedup.tokens.issue(),
+            lambda: ledger.first("other"),
+            held.complete,
+        ):
+            with pytest.raises(UnavailableError) as refused:
+                await ask()
+            assert refused.value.retry_after == 7.0
+        assert dedup.breaker is BreakerState.CLOSED
 
 
 async def test_ids_that_the_sidecar_remembered_in_an_outage_get_into_the_store(

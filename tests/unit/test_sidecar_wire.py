@@ -27,7 +27,7 @@ from fastdedup.kernel.operations import (
     Verdict,
 )
 from fastdedup.kernel.records import Holding, Stored
-from fastdedup.kernel.replies import Adopted, RefusedAlone, StoredForm, TransitionReply, Weight
+from fastdedup.kernel.replies import Adopted, RefusedAlone, StoredForm, StoreRefusal, TransitionReply, Weight
 from fastdedup.kernel.terms import Mode, terms
 from fastdedup.kernel.verbs import IdUse, Verb
 from fastdedup.ledger.forms import LedgerForm
@@ -314,7 +314,7 @@ def test_refusals_are_one_instance_each_and_keep_what_they_say() -> None:
     alone = RefusedAlone("not this key", retry_after=0.5)
     reader.feed(encode([refused, refused, ResultTooLargeError("large"), alone]))
     first, second, third, last = read(reader.gets(), 4)
-    assert type(first) is UnavailableError
+    assert type(first) is StoreRefusal
     assert isinstance(last, RefusedAlone)
     assert (str(last), last.retry_after) == ("not this key", 0.5)
     assert (str(first), first.retry_after) == ("no\nroom", 2.5)

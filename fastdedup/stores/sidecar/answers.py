@@ -16,7 +16,7 @@ from ...errors import ForeignRecordError, ResultTooLargeError, UnavailableError
 from ...kernel.codes import Code
 from ...kernel.operations import Reply, Verdict
 from ...kernel.records import Stored
-from ...kernel.replies import Adopted, RefusedAlone, StoredForm, TransitionReply, Weight
+from ...kernel.replies import Adopted, RefusedAlone, StoredForm, StoreRefusal, TransitionReply, Weight
 from ...model import Outcome
 
 
@@ -187,11 +187,11 @@ def _form(text: bytes, now_ms: int) -> StoredForm:
     return StoredForm(text, now_ms, degraded=now_ms < 0)  # no store's clock shows that: a policy has answered
 
 
-def _error(kind: type[Exception], *fields: AnswerField) -> AnswerKind:
-    """Return the kind of an error's answers: their fields, and behind these what it says."""
+def _error(kind: type[Exception], *fields: AnswerField, make: type[Exception] | None = None) -> AnswerKind:
+    """Return the kind of an error's answers: their fields, and behind these what it says. `make`: what is read."""
     message = AnswerField("message", lambda error: str(error).encode(errors="replace"), bytes.decode)
     return AnswerKind(
-        kind, *fields, message, make=lambda message, **facts: kind(message, **facts), shared=False
+        kind, *fields, message, make=lambda message, **facts: (make or kind)(message, **facts), shared=False
     )
 
 
@@ -216,7 +216,7 @@ _KINDS: Final = {
         _plain("payload"),
     ),
     4: AnswerKind(Adopted, _CODE, _plain("owner"), _plain("fence"), _flags(settled=16)),
-    5: _error(UnavailableError, _thousandths("retry_after")),
+    5: _error(UnavailableError, _thousandths("retry_after"), make=StoreRefusal),
     6: _error(ResultTooLargeError),
     7: AnswerKind(Unsure, make=lambda: UNSURE),
     8: _error(ForeignRecordError),
