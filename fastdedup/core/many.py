@@ -105,7 +105,8 @@ class ClaimList(Together):
             counters.observe(self.gate.settings.namespace, "claim", outcome_of(fault), took)
         # Not awaited in the except clause, because mypyc's code crashes if it is cancelled there.
         self._done.cancel()  # no caller waits for the claims that are still under way
-        await asyncio.shield(self.gate.connection.keep(self._give_back(claims)))
+        told = isinstance(fault, Exception)
+        await asyncio.shield(self.gate.connection.keep(self._give_back(claims, told=told)))
         try:
             raise fault
         finally:
@@ -194,7 +195,7 @@ class ClaimList(Together):
         for task in await wait_then_stop(tasks, asyncio.FIRST_EXCEPTION):
             task.result()
 
-    async def _give_back(self, claims: Sequence[ListedClaim]) -> None:
+    async def _give_back(self, claims: Sequence[ListedClaim], *, told: bool) -> None:
         """Free the acquired claims of a caller that will not learn of them.
 
         If another call of the same named owner knows of a claim, that call must settle it.
@@ -203,19 +204,26 @@ class ClaimList(Together):
         acquired = [claim for claim in claims if becomes_orphan(claim, claim.answer)]
         for part in parts_of(acquired):
             settlements = [Settlement(self.gate, claim, claim.answer) for claim in part]
-            await asyncio.gather(*map(give_back, settlements), return_exceptions=True)
+            await asyncio.gather(
+                *[give_back(each, told=told) for each in settlements], return_exceptions=True
+            )
 
 
-async def give_back(claim: Settlement) -> None:
+async def give_back(claim: Settlement, *, told: bool = False) -> None:
     """Free an acquired claim whose caller will not learn of it.
 
     No other call knows an owner that was generated for it. So if the store does not answer now, all that this owner
     holds later is freed too: a late copy of the claim acquires the key with another fence.
+
+    `told`: its caller has got an error instead, so an owner with a chosen name does not keep this claim either.
     """
     try:
         await claim.release()
+    except ShortfallError:
+        pass  # it was done
     except UnavailableError:
-        claim.gate.connection.orphans.add(claim.op)
+        asked = told and claim.op.named
+        claim.gate.connection.orphans.add(claim.op, claim.fence if asked else 0, asked=asked)
 
 
 def is_open(claim: ListedClaim) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 from ..claim import Claim
 from ..claiming import claim_call
 from ..core.options import ClaimOptions
-from ..errors import ClaimLostError, ConfigError, InvalidKeyError, UnavailableError
+from ..errors import ClaimLostError, ConfigError, InvalidKeyError, ShortfallError, UnavailableError
 from ..gateway import Dedup
 from ..kernel.codes import Code
 from ..kernel.operations import OwnerOp
@@ -20,6 +20,7 @@ from ..ledger.client import Ledger
 from ..ledger.ids import record_wire
 from ..ledger.operations import LedgerPlace
 from ..model import LedgerStats
+from .ephemeral import EphemeralClaims
 from .releases import Holding
 
 MAX_IDS = 1000
@@ -105,10 +106,13 @@ class ServedLedger:
         with _settings_are_ours():
             return self.dedup, self._wire(key, await self._ledger.place_of(key)), field
 
-    async def change(self, key: str, make: Callable[[bytes, LedgerPlace], Changing]) -> Changing:
+    async def change(
+        self, ephemeral: EphemeralClaims, key: str, make: Callable[[bytes, LedgerPlace], Changing]
+    ) -> Changing:
         """Change an owner's claim; return the operation that did. Errors as for `Gate.change`.
 
         Args:
+            ephemeral: the EPHEMERAL claims, of which it may be one.
             key: the claim's.
             make: returns the operation for its record's store key, and for the place of its id.
         """
@@ -116,7 +120,11 @@ class ServedLedger:
             place = await self._ledger.place_of(key)
             for _ in range(_TRIES):
                 op, former = make(self._wire(key, place), place), place
-                code = await self.dedup.gate.run(op)
+                try:
+                    code = await self.dedup.gate.run(op)
+                except ShortfallError:  # it was done
+                    ephemeral.changed(self.dedup, op)
+                    raise
                 if code is Code.OK:
                     return op
                 found = Code.STALE if code is Code.LOST else cast(Code, code)

@@ -29,6 +29,7 @@ from ..kernel.owners import draw_owner, owner_field
 from ..kernel.terms import Mode
 from ..model import Outcome, Record, RecordKind
 from ..tokens import token_op
+from .ephemeral import EphemeralClaims
 from .ledgers import ServedLedger
 from .limits import MOST_LISTED, MOST_LISTING_MS, LimitError
 from .namespaces import Namespaces
@@ -203,26 +204,31 @@ def change(verb: WireVerb, namespaces: Namespaces, ask: Any, peer: Any) -> Begun
     if ask.token and ask.remember is not None:
         raise ConfigError(ask.both)
     assert verb.change is not None
-    fence = ask.fence or 0
+    fence, ephemeral = ask.fence or 0, namespaces.ephemeral
     if isinstance(home, Dedup):
         wire, field = held(home, ask.key, ask.owner, token=ask.token)
-        return home, OneChange(home, verb.change(home.gate, ask)((wire, field, fence), None))
+        return home, OneChange(ephemeral, home, verb.change(home.gate, ask)((wire, field, fence), None))
     field, make = owner_field(ask.owner), verb.change(home.dedup.gate, ask)
-    return home, partial(home.change, ask.key, lambda wire, place: make((wire, field, fence), place))
+    return home, partial(home.change, ephemeral, ask.key, lambda wire, at: make((wire, field, fence), at))
 
 
 class OneChange:
     """Changes a claim. A client may have 1,000 of these, and a `partial` in its place takes 150 bytes more."""
 
-    __slots__ = ("_dedup", "_op")
+    __slots__ = ("_dedup", "_ephemeral", "_op")
 
-    def __init__(self, dedup: Dedup, op: OwnerOp) -> None:
+    def __init__(self, ephemeral: EphemeralClaims, dedup: Dedup, op: OwnerOp) -> None:
+        self._ephemeral = ephemeral
         self._dedup = dedup
         self._op = op
 
     async def __call__(self) -> OwnerOp:
         """Make the change; return the operation that did."""
-        await self._dedup.gate.change(self._op)
+        try:
+            await self._dedup.gate.change(self._op)
+        except ShortfallError:  # it was done
+            self._ephemeral.changed(self._dedup, self._op)
+            raise
         return self._op
 
 

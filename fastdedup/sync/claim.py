@@ -118,9 +118,9 @@ class Claim:
         self._background.thread.tell(lambda: callback(self._claim))
 
     def _renew(self, lease: Seconds | None) -> None:
-        self._run(lambda: self._claim.renew(lease))
-        if lease is not None:
+        if lease is not None:  # first: a renewal that ends in an error may have been done
             self._seconds = max(self._seconds, check_seconds(lease, "lease"))
+        self._run(lambda: self._claim.renew(lease))
 
     def _longest(self, within: Seconds | None) -> float:
         """Return the seconds that settling may take; `within` ends it sooner, with a last try that began before."""

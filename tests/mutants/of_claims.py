@@ -140,7 +140,7 @@ CLAIMS = {
     "fastdedup/core/many.py": [
         Mutant(
             "A list that ends early gives back nothing of what it has taken.",
-            "await asyncio.shield(self.gate.connection.keep(self._give_back(claims)))",
+            "await asyncio.shield(self.gate.connection.keep(self._give_back(claims, told=told)))",
             "pass",
             "claim_many",
         ),
@@ -152,8 +152,8 @@ CLAIMS = {
         ),
         Mutant(
             "What a list gives back is known by its fence, and a late copy of it stays.",
-            "claim.gate.connection.orphans.add(claim.op)",
-            "claim.gate.connection.orphans.add(claim.op, claim.fence)",
+            "claim.fence if asked else 0, asked=asked)",
+            "claim.fence, asked=asked)",
             "claim_many",
         ),
     ],

@@ -14,11 +14,13 @@ from redis.retry import Retry
 from fastdedup import Dedup
 from fastdedup.kernel.operations import OwnerOp, ReleaseOp, RenewOp
 from fastdedup.kernel.owners import owner_field
+from fastdedup.kernel.verbs import Verb
 from fastdedup.sidecar.ephemeral import EphemeralClaims, Holdings
 from fastdedup.sidecar.limits import Limits
 from fastdedup.stores.redis.scripts import pack
 from fastdedup.stores.redis.verbs import FACES
 
+from ..unit.test_shortfall import LoneStore
 from ..waiting import wait_until
 from .conftest import Running, Serve
 
@@ -196,6 +198,29 @@ async def test_a_settlement_over_a_store_counts(sidecar: Running) -> None:
         assert sidecar.namespaces.ephemeral.count == 1
         run(holder, ReleaseOp(sidecar.namespaces.root.gate.claims.wire_of(b"k"), owner_field(owner), 0))
         assert sidecar.namespaces.ephemeral.count == 0
+
+
+@pytest.mark.parametrize("wire", ["resp", "http"])
+async def test_a_change_that_falls_short_counts(serve: Serve, wire: str) -> None:
+    """It was done: of a renewal the sidecar forgot the claim at the former lease's end, of a release never."""
+    store = LoneStore()
+    sidecar = serve(store, on_shortfall="raise")
+    ephemeral = sidecar.namespaces.ephemeral
+    store.unconfirmed = {Verb.RENEW, Verb.RELEASE}
+    with connect(sidecar) as holder, connect(sidecar) as other, sidecar.http() as http:
+        _, owner, *_ = holder.execute_command("FD.CLAIM", "k", "EPHEMERAL", "LEASE", "60000")
+        (client,) = ephemeral.clients
+        for verb, more in (("renew", {"lease": 600_000}), ("release", {})):
+            before = client.ends
+            if wire == "http":
+                asked = {"key": "k", "owner": owner, **more}
+                assert http.post(f"/v1/claims/{verb}", json=asked).status_code == 503
+            else:
+                with pytest.raises(redis.ResponseError, match="too few replicas"):
+                    other.execute_command(f"FD.{verb}".upper(), "k", owner, *more.values())
+            if verb == "renew":
+                assert max(client.claims.values()) > before + 500
+        assert ephemeral.count == 0
 
 
 def run(client: redis.Redis, op: OwnerOp) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from fastdedup.kernel.operations import Op, Reply, Verdict
 from fastdedup.kernel.replies import TransitionReply
 from fastdedup.kernel.verbs import Verb
 from fastdedup.stores.memory import MemoryStore
+from fastdedup.sync import Dedup as SyncDedup
 
 from ..waiting import wait_until
 
@@ -219,6 +221,54 @@ async def test_a_release_without_an_answer_is_repeated_for_a_named_owner_too() -
         await wait_until(lambda: not store.drops, description="the release was sent")
         claim = await dedup.claim("k", wait=5.0)
         assert (claim.acquired, claim.attempt) == (True, 2)
+
+
+class LateStore(LoneStore):
+    """Says that no replica confirmed the renewals, and the completions of the first 0.3 seconds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unconfirmed = {Verb.RENEW, Verb.SETTLE}
+        self.until = 0.0
+
+    async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
+        if verb is Verb.SETTLE:
+            self.until = self.until or monotonic() + 0.3
+            if monotonic() > self.until:
+                self.unconfirmed.clear()
+        return await super().execute(verb, ops)
+
+
+def test_a_renewal_that_falls_short_gives_synchronous_code_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`complete` was tried for the renewed lease, and its caller gave up when the first one would have ended."""
+    with SyncDedup(LateStore(), on_shortfall="raise") as dedup:
+        claim = dedup.claim("k", lease=5.0)
+        with pytest.raises(ShortfallError):
+            claim.renew(60.0)
+        with monkeypatch.context() as patched:
+            patched.setattr("fastdedup.sync.loop.GRACE", -4.9)  # as if the first lease ended in 0.1 s
+            claim.complete("done")
+        assert dedup.claim("k").result == "done"
+
+
+class Kept(set[Verb]):
+    """Verbs that stay: every batch of theirs is dropped."""
+
+    def remove(self, verb: Verb) -> None:
+        """Keep it."""
+
+
+async def test_of_a_list_each_claim_of_a_named_owner_is_freed() -> None:
+    """Without an answer only the release of the one that fell short was repeated; the others kept their leases."""
+    async with gate("raise") as (dedup, store, _):
+        store.drops = Kept({Verb.RELEASE})
+        with pytest.raises(ShortfallError):
+            await dedup.claim_many(["k", "other"], owner="me")
+        store.unconfirmed.clear()
+        store.drops = set()
+        for key in ("k", "other"):
+            claim = await dedup.claim(key, wait=5.0)
+            assert (claim.acquired, claim.attempt) == (True, 2)
 
 
 async def test_a_completion_is_tried_until_enough_replicas_have_it() -> None:
