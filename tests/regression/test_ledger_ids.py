@@ -9,6 +9,7 @@ import orjson
 import pytest
 
 from fastdedup import Dedup, Ledger, LocalLRU, UsageError
+from fastdedup.core.orphans import Orphan
 from fastdedup.events import Conflict, Event
 from fastdedup.kernel.owners import owner_field
 from fastdedup.kernel.verbs import Verb
@@ -47,6 +48,22 @@ async def test_all_ids_of_a_later_call_are_taken_back(redis_url: str) -> None:
         await give_up(ledger, [f"later-{number}" for number in range(20)])
         await wait_until(is_empty, description="the later ids are taken back")
         assert await ledger.first_many([f"later-{number}" for number in range(20)]) == [True] * 20
+
+
+# Fault: while any claim or id was to be freed, such as one whose lease had to end minutes later, every id took the
+# way of those that were given up.
+
+
+async def test_other_orphans_do_not_slow_an_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Dedup("memory://", namespace="t") as dedup:
+        ledger = dedup.ledger("orders", window=60, capacity=100)
+        await ledger.first("the ledger is founded")
+        orphans = dedup.gate.connection.orphans
+        orphans.put((b"t:=k", owner_field("me")), Orphan(free_at=600.0))
+        with monkeypatch.context() as patched:
+            patched.setattr("fastdedup.ledger.client.FirstCall", None)
+            assert [await ledger.first("id"), await ledger.first("other")] == [True, True]
+        assert orphans
 
 
 # Fault: a call took the place of one that was given up, nonce and all; then the store asked for the form
