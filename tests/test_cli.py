@@ -407,8 +407,6 @@ def test_an_embedded_store_is_refused_because_it_is_empty(
 @pytest.mark.parametrize(
     "args",
     [
-        ["inspect", "order:42", "--url", "unix:///nonexistent/redis.sock"],
-        ["forget", "order:42", "--url", "unix:///nonexistent/redis.sock"],
         ["demo", "--json", "--url", "unix:///nonexistent/redis.sock"],
         ["inspect", "order:42", "--url", "gopher://nowhere"],
         ["inspect", "", "--url", "unix:///nonexistent/redis.sock"],
@@ -497,8 +495,18 @@ def test_an_error_of_the_system_is_one_line_and_a_closed_pipe_none(
 
 def test_the_installed_command_reports_an_error_without_a_traceback() -> None:
     done = ended("-m", "fastdedup", "inspect", "k", "--url", "unix:///nonexistent/redis.sock")
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (3, "")
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("where", ["--url=unix:///nonexistent/redis.sock", "--socket=/nonexistent/gate.sock"])
+@pytest.mark.parametrize("command", ["inspect", "forget"])
+def test_no_store_is_told_from_no_record(run: Callable[..., Result], command: str, where: str) -> None:
+    """Both were 1: a script took an outage for a key that is free."""
+    result = run(command, "k", where)
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert result.stderr.startswith("Error: ")
+    assert result.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])

@@ -15,7 +15,7 @@ import click
 import rich  # noqa: F401 -- if the extra is missing, each command says so
 
 from ..compiled import build
-from ..errors import DedupError
+from ..errors import DedupError, UnavailableError
 
 _MODULES: Final = {
     "bench": "bench",
@@ -35,6 +35,12 @@ _MODULES: Final = {
     "top": "sidecar",
 }
 """The module of this package that has a command, by the command's name."""
+_TELL_ABSENCE: Final = ("forget", "inspect")
+"""Commands that exit with 1 if there is no record; with 3 if that is not known, because no store answers."""
+
+
+class _NoStore(click.ClickException):
+    exit_code = 3
 
 
 class _Group(click.Group):
@@ -61,7 +67,9 @@ class _Group(click.Group):
         except (DedupError, OSError) as error:
             if isinstance(error, OSError) and error.errno == EPIPE:
                 raise
-            raise click.ClickException(" ".join(str(error).split())) from error
+            unknown = isinstance(error, UnavailableError) and ctx.invoked_subcommand in _TELL_ABSENCE
+            failed = _NoStore if unknown else click.ClickException
+            raise failed(" ".join(str(error).split())) from error
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})

@@ -41,7 +41,7 @@ from .terminal import as_json, print_json, printable
 @place_options
 @gate_options(namespace="fastdedup", json="the record, or null if there is none")
 def inspect(socket: Path | None, url: str, namespace: str, as_json: bool, **named: Any) -> None:
-    """Show the record of KEY; exits with 1 if there is no record."""
+    """Show the record of KEY. Exits with 1 if there is no record, with 3 if no store answers."""
     place = place_of(**named)
     namespace = place.within(namespace)
     remembered: bool | None = None
@@ -66,7 +66,8 @@ def inspect(socket: Path | None, url: str, namespace: str, as_json: bool, **name
 def forget(
     socket: Path | None, url: str, namespace: str, as_json: bool, reason: str | None, **named: Any
 ) -> None:
-    """Delete the record of KEY, so that its next claim is the first; exits with 1 if there is no record.
+    """Delete the record of KEY, so that its next claim is the first. Exits with 1 if there is no record, with 3 if no
+    store answers.
 
     A token that is forgotten is unknown from then on: that ends a one-time link.
     """

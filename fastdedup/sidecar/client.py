@@ -16,7 +16,7 @@ from redis.retry import Retry
 
 from ..errors import ConfigError, InvalidKeyError, UnavailableError
 from ..model import Listing, Record
-from ..stores.sidecar.wire import LONGEST_TURN
+from ..stores.sidecar.wire import LONGEST_TURN, outage_of
 from .record_facts import record_of
 
 _TIMEOUT = 5.0
@@ -147,8 +147,8 @@ def _client(path: Path) -> Iterator[redis.Redis]:
             yield client
     except redis.ResponseError as error:
         text = str(error)
-        if text.startswith("UNAVAILABLE "):
-            raise UnavailableError(text.partition(" ")[2]) from None
+        if outage := outage_of(text):
+            raise outage from None
         if text.startswith("unknown command"):
             raise ConfigError(
                 f"{path} is no fastdedup sidecar, or an older one than this command: update it ({text})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -12,6 +13,7 @@ import hiredis
 import httpx
 import pytest
 
+from fastdedup import BreakerState, Dedup, LocalLRU, UnavailableError
 from fastdedup.sidecar.limits import Limits
 from fastdedup.sidecar.service.admission import Admission
 from fastdedup.stores.sidecar.answers import read
@@ -85,6 +87,21 @@ def test_a_refusal_says_so_on_either_wire(sidecar: Sidecar) -> None:
     assert b"\r\nretry-after: 1\r\n" in told
     assert b"too-many-connections" in told
     assert why in told
+
+
+@pytest.mark.usefixtures("crowd")
+async def test_a_full_sidecar_is_an_outage_and_no_mistake(sidecar: Sidecar) -> None:
+    """Its clients were told that their settings were wrong, and no policy was asked."""
+    async with Dedup(f"sidecar://{sidecar.path}", timeout=5) as dedup:
+        told = await asyncio.gather(dedup.claim("k"), dedup.claim("other"), return_exceptions=True)
+        assert [type(each) for each in told] == [UnavailableError] * 2
+        assert "limits.connections" in str(told[0])
+        for _ in range(3):
+            with pytest.raises(UnavailableError):
+                await dedup.claim("k")
+        assert dedup.breaker is BreakerState.OPEN
+    async with Dedup(f"sidecar://{sidecar.path}", timeout=5, on_unavailable=LocalLRU()) as dedup:
+        assert (await dedup.claim("k")).degraded
 
 
 @pytest.mark.usefixtures("crowd")

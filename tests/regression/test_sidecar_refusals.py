@@ -179,6 +179,9 @@ async def test_clients_over_their_rate_are_told_when_to_ask_again(sidecar: Sidec
             with pytest.raises(UnavailableError, match="claims_per_second") as refused:
                 await dedup.claim(f"over-{number}")
             assert refused.value.retry_after > 10
+        with pytest.raises(UnavailableError, match="claims_per_second") as refused:
+            await dedup.records()
+        assert refused.value.retry_after > 10
         assert dedup.breaker is BreakerState.CLOSED
         assert await dedup.get("key") is not None
         assert len(dedup.gate.connection.orphans) == 0

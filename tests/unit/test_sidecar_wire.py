@@ -51,6 +51,7 @@ from fastdedup.stores.sidecar.wire import (
     MAX_OPERATIONS,
     WHY,
     RunKind,
+    outage_of,
     pack_run,
     runs_of,
     unpack,
@@ -464,6 +465,21 @@ def test_reasons_stand_before_the_arguments() -> None:
         assert WHY in args
         assert WHY not in sent(ops, reasons=False)[1], "a sidecar of version 0.1.0 takes no more than this"
     assert sent([ForgetOp(b"t:=a")])[1] == []
+
+
+@pytest.mark.parametrize(
+    ("reply", "seconds", "text"),
+    [
+        ("UNAVAILABLE 2500 over the quota", 2.5, "over the quota"),
+        ("ERR max number of clients reached: 9", 1.0, "max number of clients reached: 9"),
+        ("max number of clients reached: 9", 1.0, "max number of clients reached: 9"),  # as redis-py has it
+    ],
+)
+def test_an_outage_says_when_to_ask_again(reply: str, seconds: float, text: str) -> None:
+    outage = outage_of(reply)
+    assert outage is not None
+    assert (str(outage), outage.retry_after) == (text, seconds)
+    assert outage_of("ERR unknown command 'GET'") is None
 
 
 @pytest.mark.parametrize("reasons", [[b"a"], [b"a", b"\xff"], [b"a", b"x" * 257]])

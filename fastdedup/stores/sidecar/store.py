@@ -25,7 +25,7 @@ from ..redis.listener import Connect, Listener, OnFreed
 from ..redis.reconnect import OnPush, Reconnector
 from ..redis.scripts import pack
 from .answers import UNSURE, Fill, Present, read
-from .wire import LONGEST_TURN, PROTOCOL, RunKind, pack_run, runs_of, terms_of
+from .wire import LONGEST_TURN, PROTOCOL, RunKind, outage_of, pack_run, runs_of, terms_of
 
 _FORM = "sidecar:///run/fastdedup/fastdedup.sock"
 _LONGEST_PATH = 107
@@ -265,8 +265,10 @@ class SidecarStore:
             self._tells_pending = len(hello) > 3
             if len(hello) > 2 and hello[2]:
                 self._ahead_us = int(hello[2]) - monotonic_ns() // 1000
-        except BaseException:
+        except BaseException as error:
             connection.abort("not usable")
+            if isinstance(error, hiredis.ReplyError):  # it refuses the connection, and not a batch
+                raise self._fault(error) from None
             raise
         return connection
 
@@ -275,8 +277,8 @@ class SidecarStore:
             return error
         text = str(error)
         if isinstance(error, hiredis.ReplyError):
-            if text.startswith("UNAVAILABLE"):
-                return UnavailableError(f"{self.name}: {text.split(' ', 2)[-1]}")
+            if outage := outage_of(text):
+                return UnavailableError(f"{self.name}: {outage}", retry_after=outage.retry_after)
             if text.startswith(("ERR unknown command", "ERR FD.RUN takes a verb")):
                 return ConfigError(
                     f"{self._path} is no fastdedup sidecar, or an older one than its client: update it ({text})"

@@ -17,7 +17,7 @@ from itertools import groupby
 from typing import Any, Final, NamedTuple, cast
 
 from ...checks import MOST_REASON
-from ...errors import ConfigError
+from ...errors import ConfigError, UnavailableError
 from ...kernel.operations import ClaimOp, Op, SettleOp
 from ...kernel.verbs import UNREPEATED, IdUse, Keys, Verb
 from ...ledger.ids import MAX_ID, NONCE_BYTES, without_patience
@@ -34,10 +34,20 @@ MAX_OPERATIONS = 256
 LONGEST_TURN: Final = 10.0
 """Seconds: a list waits so long for its turn, and then the sidecar says that others ask for lists too. A client adds
 this to its own timeout; a sidecar has it for a default (`limits.request_timeout`)."""
+_CROWDED: Final = "max number of clients reached"
 WHY = b"why"
 """Stands before the reasons of operations; no script has an argument like it. Version 0.1.0 does not know it."""
 PATIENT = b"patient"
 """Stands before the arguments of `first`: the client knows PENDING, and the last byte of a nonce is its patience."""
+
+
+def outage_of(reply: str) -> UnavailableError | None:
+    """Return the outage that a sidecar's error reply tells of; None if it tells of a mistake."""
+    kind, _, why = reply.partition(" ")
+    if kind == "UNAVAILABLE":
+        ms, _, why = why.partition(" ")
+        return UnavailableError(why, retry_after=int(ms) / 1000 if ms.isdigit() else 1.0)
+    return UnavailableError(reply.removeprefix("ERR ")) if _CROWDED in reply else None
 
 
 class RunKind(NamedTuple):
