@@ -22,7 +22,8 @@ def claim_call(gate: Gate, options: ClaimOptions, key: str, fingerprint: Any = N
     """Return a claim to await. Arguments and errors: see `Dedup.claim`."""
     then = None
     if options.resolve is not None:
-        then = partial(resolve, check=check_resolve(options.resolve), renews=bool(options.renew))
+        check = check_resolve(options.resolve, often=True)
+        then = partial(resolve, check=check, renews=bool(options.renew))
     if options.remember is None:
         return key_call(gate, options, key, fingerprint, then)
     mark = None if fingerprint is None else digest(fingerprint)

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
 
+from .admin.resolving import check_resolve
 from .arguments import CallRules
 from .checks import check_decorated, check_fail_on
 from .claiming import claim_call
@@ -39,11 +40,13 @@ def once(
     result with a warning, or the error of a codec of his own, or ResultTooLargeError.
 
     Raises:
-        ConfigError: `fail_on` is no tuple of exception classes; the function is not async; its declared type cannot
-            come back; or the function of the key or the fingerprint is not a function, is async, or cannot take the
-            arguments of the decorated function.
+        ConfigError: `fail_on` is no tuple of exception classes; `resolve` is no function of a Takeover; the function
+            is not async; its declared type cannot come back; or the function of the key or the fingerprint is not a
+            function, is async, or cannot take the arguments of the decorated function.
     """
     check_fail_on(fail_on)
+    if options.resolve is not None:
+        check_resolve(options.resolve)
     settings = gate.settings
 
     def decorate(function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from .. import codec
-from ..checks import is_async, named
+from ..checks import check_takes, is_async, named
 from ..claim import Claim
 from ..downstream import beside_work
 from ..errors import ConfigError, UnavailableError
@@ -24,16 +24,20 @@ from .takeover import Resolution, Resolved, Takeover
 Check = Callable[[Takeover], Awaitable[Resolution]]
 
 
-def check_resolve(check: Any, *, asynchronous: bool = True) -> Any:
+def check_resolve(check: Any, *, asynchronous: bool = True, often: bool = False) -> Any:
     """Return the function of `resolve=`.
 
+    `often`: for each claim; then its arguments are not counted, because that would take as long as a claim.
+
     Raises:
-        ConfigError: it is not a function, or of the wrong sort (async in synchronous code).
+        ConfigError: it is not a function of one argument, or of the wrong sort (async in synchronous code).
     """
     if not callable(check):
         raise ConfigError(f"resolve must be a function that takes a Takeover, got {named(check)}")
     if is_async(check) and not asynchronous:
         raise ConfigError("resolve is an async function: in synchronous code give one that is not")
+    if not often:
+        check_takes(check, "resolve", "a Takeover")
     return check
 
 

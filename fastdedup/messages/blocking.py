@@ -15,7 +15,7 @@ from typing import Any, Final
 from ..admin.resolving import check_resolve
 from ..admin.takeover import Resolved
 from ..backoff import Backoff
-from ..checks import check_takes, named
+from ..checks import named
 from ..claim import Claim as AsyncClaim
 from ..codec import UNSTORABLE
 from ..core.options import ClaimOptions
@@ -210,7 +210,7 @@ class BlockingWay:
         check_ledger(remember, Ledger, dedup.per_process, dedup.settings.namespace)
         self._options = ClaimOptions(lease=rules.lease, wait=rules.wait, renew=True, remember=remember)
         if resolve is not None:
-            check_takes(check_resolve(resolve, asynchronous=False), "resolve", "a Takeover")
+            check_resolve(resolve, asynchronous=False)
         self._resolve = resolve
         self._refusals, self._faults = LogThrottle(), LogThrottle()
         self.failed_attempts = FailedAttempts(rules)  # errors of the work itself are logged by its framework

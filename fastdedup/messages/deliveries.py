@@ -76,7 +76,7 @@ class Deliveries:
         if dedup is not None:
             check_ledger(remember, Ledger, dedup.gate.connection, dedup.settings.namespace)
         if resolve is not None:
-            check_takes(check_resolve(resolve), "resolve", "a Takeover")
+            check_resolve(resolve)
             if inbox is not None or dedup is None:
                 raise ConfigError("resolve goes with a gate alone: an inbox's row says what was done")
         self.rules = rules

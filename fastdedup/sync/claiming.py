@@ -19,7 +19,7 @@ def claim_now(bound: Bound[AsyncDedup], options: ClaimOptions, key: str, fingerp
     """Claim a key, and block for the answer. Arguments and errors as for `Dedup.claim`."""
     resolve, renews = options.resolve, options.renew
     if resolve is not None:
-        check_resolve(resolve, asynchronous=False)
+        check_resolve(resolve, asynchronous=False, often=True)
     options = _in_background(options)
     claim = answered(bound, lambda dedup: claim_call(dedup.gate, options, key, fingerprint), renews)
     return claim if resolve is None else resolved(claim, resolve, renews=renews)

@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
+from ..admin.resolving import check_resolve
 from ..arguments import CallRules
 from ..checks import check_decorated, check_fail_on, shown, with_article
 from ..claim import Claim
@@ -58,11 +59,13 @@ def once(
     """Return a decorator for functions that works like `fastdedup.Dedup.once` for async functions.
 
     Raises:
-        ConfigError: `fail_on` is no tuple of exception classes; the function is async; its declared type cannot
-            come back; or the function of the key or the fingerprint is not a function, is async, or cannot take the
-            arguments of the decorated function.
+        ConfigError: `fail_on` is no tuple of exception classes; `resolve` is no function of a Takeover; the function
+            is async; its declared type cannot come back; or the function of the key or the fingerprint is not a
+            function, is async, or cannot take the arguments of the decorated function.
     """
     check_fail_on(fail_on)
+    if options.resolve is not None:
+        check_resolve(options.resolve, asynchronous=False)
     settings = bound.latest.settings
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
 from fastdedup import ClaimLostError, ConfigError, Dedup, FailedError, Outcome, Resolution, Takeover
+from fastdedup.sync import Dedup as SyncDedup
 
 from ..stores import Backend, on_both_faces, on_stores
 from ..waiting import abandoned, wait_until
@@ -115,6 +117,23 @@ async def test_an_error_of_the_check_releases_the_claim(dedup: Dedup) -> None:
         await dedup.claim("k", resolve=answering("yes", heard))  # type: ignore[arg-type]
     claim = await dedup.claim("k", resolve=answering(Resolution.not_done(), heard))
     assert (claim.acquired, heard[-1].attempt) == (True, 4)
+
+
+async def none() -> Resolution:
+    return Resolution.not_done()
+
+
+async def two(takeover: Takeover, more: str) -> Resolution:
+    return Resolution.not_done()
+
+
+@pytest.mark.parametrize("check", [none, two])
+def test_once_refuses_a_check_that_takes_no_takeover(check: Any) -> None:
+    """It failed at the first takeover, with a TypeError: long after the program began."""
+    with pytest.raises(ConfigError, match="resolve must be a function that takes a Takeover alone, got"):
+        Dedup("memory://").once(key=str, resolve=check)
+    with pytest.raises(ConfigError, match="resolve must be a function that takes a Takeover alone, got"):
+        SyncDedup("memory://").once(key=str, resolve=lambda: Resolution.not_done())  # type: ignore[arg-type]
 
 
 async def test_a_check_that_is_not_async_is_refused(dedup: Dedup) -> None:
