@@ -475,6 +475,8 @@ class Settlement(HeldClaim):
         """Release without a caller that could retry: if the store does not answer now, as soon as it does."""
         try:
             await self.release()
+        except ShortfallError:
+            raise  # it was done
         except Exception as error:
             # An error of the user's own policy says nothing about the store.
             if isinstance(error, UnavailableError) or not isinstance(error, DedupError):

@@ -203,12 +203,18 @@ async def test_a_retry_with_the_same_owner_keeps_its_claim() -> None:
 
 async def test_a_release_that_falls_short_too_is_done() -> None:
     """Looking for its record again would delay the release of the next claim."""
-    async with gate("raise") as (dedup, _, _):
+    async with gate("raise") as (dedup, store, _):
         with pytest.raises(ShortfallError):
             await dedup.claim("k")
         connection = dedup.gate.connection
         await wait_until(lambda: not connection.unfinished, description="the release is answered")
         assert not connection.orphans
+        store.unconfirmed = {Verb.RELEASE}
+        with pytest.raises(ValueError, match="the body"):
+            async with dedup.claim("k"):
+                raise ValueError("the body")
+        assert not connection.orphans
+        assert (await dedup.claim("k")).acquired
 
 
 async def test_a_release_without_an_answer_is_repeated_for_a_named_owner_too() -> None:
