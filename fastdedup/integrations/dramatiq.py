@@ -12,6 +12,7 @@ import inspect
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 from ..checks import Seconds
@@ -163,6 +164,7 @@ class DedupMiddleware(Middleware):
             _succeed(attempt, result, _encoder_of(broker))
         elif attempt.fail(exception).action is Action.DEAD_LETTER:
             message.fail()
+            message.options["throws"] = type(exception)  # else Retries, which comes next, enqueues it too
 
     def after_skip_message(self, broker: Any, message: Any) -> None:
         """Free the key of a message that another middleware has skipped."""
@@ -199,8 +201,11 @@ class DedupMiddleware(Middleware):
 
     def _replay_or_skip(self, message: Any, decision: Decision, encoder: Any) -> None:
         if decision.action is Action.ACK and decision.error is None:
-            self._here.replay = (_unpacked(decision.result, encoder),)
-            return
+            try:
+                self._here.replay = (_unpacked(decision.result, encoder),)
+                return
+            except Exception as error:  # noqa: BLE001 -- the encoder's, of a class that has a new name
+                decision = replace(decision, error=error)
         if decision.action is Action.DEAD_LETTER:
             message.fail()
         else:

@@ -117,6 +117,20 @@ def test_a_duplicate_gets_the_types_of_the_results_encoder(
     assert queue.runs[name] == 2, "each actor is done once, also if its result cannot be kept"
 
 
+def test_a_duplicate_whose_result_cannot_be_decoded_does_no_work(
+    queue: Queue, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Dramatiq went on to the actor: a pickled result's class had a new name after a deploy."""
+    monkeypatch.setattr(queue.results, "encoder", PickleEncoder())
+    actor = queue.actor(lambda name: name, dedup_key=lambda *args: by_name(args[0]))
+    assert queue.get(actor.send(name)) == [name]
+    monkeypatch.setattr(queue.results, "encoder", PickleEncoder())
+    monkeypatch.setattr(queue.results.encoder, "decode", lambda data: getattr(uuid, data.decode("latin1")))
+    message = actor.send(name)
+    until(lambda: f"{message} was skipped" in caplog.text or queue.runs[name] > 1, "it is decided")
+    assert queue.runs[name] == 1
+
+
 def test_a_redelivery_is_known_by_its_message_id(queue: Queue, name: str) -> None:
     actor = queue.actor(lambda name: 7)
     message = actor.send(name)
@@ -177,20 +191,36 @@ def test_a_failure_frees_the_key_for_dramatiqs_retries(queue: Queue, name: str) 
     assert queue.get(queue.actor(fail_twice).send(name)) == [3]
 
 
+@pytest.mark.parametrize("options", [{}, {"retry_when": lambda *_: True}])
 @pytest.mark.parametrize(("error", "runs"), [(ValueError, 2), (DeadLetterError, 1)])
 def test_the_last_attempt_ends_in_the_dead_letters(
-    queue: Queue, name: str, error: type[Exception], runs: int
+    queue: Queue,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    error: type[Exception],
+    runs: int,
+    options: dict[str, Any],
 ) -> None:
+    """Retries enqueued a second copy of it, which ran once the gate had forgotten the failure."""
+
     def fail(name: str) -> None:
         raise error(name)
 
-    actor, dead = queue.actor(fail, dedup_attempts=2), queue.dead()
+    delays: list[int | None] = []
+    enqueue = queue.broker.enqueue
+
+    def noted(message: Any, *, delay: int | None = None) -> Any:
+        delays.append(delay)
+        return enqueue(message, delay=delay)
+
+    monkeypatch.setattr(queue.broker, "enqueue", noted)
+    actor, dead = queue.actor(fail, dedup_attempts=2, **options), queue.dead()
     message = actor.send(name)
     with pytest.raises(ResultFailure, match=error.__name__):
         queue.get(message)
     until(lambda: queue.dead() == dead + 1, "it is a dead letter")
     queue.broker.join("default")
-    assert queue.runs[name] == runs
+    assert (queue.runs[name], len([delay for delay in delays if delay])) == (runs, runs - 1)
 
 
 def test_work_that_lost_its_lease_is_no_dead_letter(name: str) -> None:
