@@ -259,7 +259,7 @@ class Consumer(ConsumerLife):
 
     async def _leave(self, tag: str) -> None:
         """Let the broker deliver no more."""
-        with suppress(*LOST), anyio.move_on_after(self._grace):
+        with suppress(*LOST), anyio.move_on_after(max(self._grace, _GOODBYE)):
             await reply(self._queue.cancel(tag))
 
     async def _finish(self, group: TaskGroup) -> None:
