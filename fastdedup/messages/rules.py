@@ -120,7 +120,7 @@ class MessageRules:
         return gate_key(self.consumer, key)
 
     def mark_of(self, message: Any) -> Any:
-        """Return the message's fingerprint, or None if messages are not compared.
+        """Return the message's fingerprint, or None if it is not compared.
 
         Raises:
             InvalidKeyError: the function that makes it failed.
@@ -128,7 +128,8 @@ class MessageRules:
         if self._fingerprint is None:
             return None
         try:
-            return digest_of(self._fingerprint(message))
+            value = self._fingerprint(message)
+            return None if value is None else digest_of(value)
         except Exception as error:
             raise InvalidKeyError(f"the rule for its fingerprint failed: {describe_error(error)}") from error
 

@@ -248,6 +248,7 @@ async def test_another_message_with_the_same_key_is_dead_lettered(open_consumer:
     async with open_consumer(fingerprint=lambda message: message["total"]) as consumer:
         await consumer.get(order(total=1))
         assert told(await consumer.get(order(total=2))) == (Action.DEAD_LETTER, Reason.MISMATCH)
+        assert told(await consumer.get(order(total=None))) == (Action.ACK, Reason.DUPLICATE), "not compared"
 
 
 @pytest.mark.parametrize(
