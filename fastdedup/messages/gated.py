@@ -131,7 +131,7 @@ class GatedWay:
             if claim.lost:  # the lost lease cancelled the check, which ignored that
                 raise claim.settlement.lost_error()
             if answer.kind is Resolved.DONE:
-                return answer.value
+                return self._rules.resolved(delivery.key, answer.value)
             if answer.kind is Resolved.UNKNOWN:
                 raise abandoned(answer)
         return await delivery.work()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final
 
 from ..admin.takeover import Resolution
@@ -19,6 +20,7 @@ from ..errors import (
 )
 from ..keys import fingerprint as digest_of
 from ..model import Outcome
+from ..results.completed import completed_json
 from ..results.declared import LostResult, Results
 from ..sql.rules import TransactionEndedError
 from .decisions import Action, Decision, Reason
@@ -141,6 +143,13 @@ class MessageRules:
             return result
         kept = self._results.kept(result)
         return result if self._results.is_plain and isinstance(kept, LostResult) else kept
+
+    def resolved(self, key: str, value: Any) -> Any:
+        """Return the result of `resolve=`, which may be the JSON of one, in the type that the handler declares."""
+        if self._results is not None and isinstance(self._results.kept(value), LostResult):
+            with suppress(Exception):  # it is no JSON of any value: duplicates get an error
+                return self._results.read(completed_json(value), key)
+        return value
 
     # The meaning of an outcome
 

@@ -161,6 +161,19 @@ async def test_abandoned_work_is_resolved_before_the_task_runs_again(
     assert not [line for line in caplog.messages if line.startswith("attempt ")]  # taskiq logs each error
 
 
+async def test_a_resolved_result_has_the_declared_type(queue: Queue, name: str) -> None:
+    """Its JSON is enough, as for `Dedup.once`. Duplicates got an error, because a dict is no Order."""
+    order = Order(UUID(int=1), datetime(2026, 1, 2), [])
+    look_up = Answers(Resolution.done({"id": str(order.id), "at": "2026-01-02T00:00:00", "lines": []}))
+
+    async def fail(name: str) -> Order:
+        raise ValueError("declined")
+
+    task = queue.task(fail, retry=True, key=lambda name: name, resolve=look_up.later)
+    assert await queue.results(await task.kiq(name), await task.kiq(name)) == [order, order]
+    assert look_up.attempts == [2]
+
+
 async def test_a_twin_at_work_is_sent_again_and_never_at_once(queue: Queue, name: str) -> None:
     """The work takes several leases."""
     go, kicked = asyncio.Event(), 0
