@@ -20,7 +20,7 @@ from ..messages.decisions import Action, Decision
 from ..messages.headers import CONSUMER, KEY
 from ..messages.keys import of_arguments
 from ..messages.memory import check_memory, seconds_known
-from ..messages.rules import ATTEMPTS, MessageRules
+from ..messages.rules import ATTEMPTS, DeadLetterError, MessageRules
 from ..sync.claim import Claim
 from ..sync.gateway import Dedup
 from ..sync.ledger import Ledger
@@ -119,9 +119,12 @@ class DedupTask(Task):
         return super().apply_async(args, kwargs, *more, **options)
 
     def retry(self, args: Any = None, kwargs: Any = None, exc: Any = None, *more: Any, **options: Any) -> Any:
-        """Send the task again, like Celery; after the last attempt raise, like Celery after `max_retries`."""
+        """Send the task again, like Celery; after the last attempt raise, like Celery after `max_retries`.
+
+        A `DeadLetterError` is raised too: no further attempt can help.
+        """
         attempt = _attempt_of(self.request)
-        if attempt is not None and attempt.is_last:
+        if attempt is not None and (attempt.is_last or isinstance(exc, DeadLetterError)):
             raise exc or MaxRetriesExceededError(
                 f"Can't retry {self.name}[{self.request.id}]: attempt {attempt.number} at {attempt.key!r} is the last"
             )

@@ -29,6 +29,7 @@ from fastdedup import (
     UnavailableError,
 )
 from fastdedup.integrations.celery import DedupTask
+from fastdedup.messages import DeadLetterError
 from fastdedup.messages.blocking import Attempt, BlockingWay
 from fastdedup.sync import Dedup
 
@@ -263,6 +264,18 @@ def test_an_eager_failure_is_the_duplicates_failure(dedup: Dedup) -> None:
         assert [type(each) for each in errors] == [error] * 2
         assert str(errors[0]) == str(errors[1])
         assert runs.count(kind) == 2
+
+
+def test_a_dead_letter_is_not_retried_by_autoretry_for(dedup: Dedup) -> None:
+    runs: list[str] = []
+
+    @app_of().task(base=DedupTask, dedup=dedup, autoretry_for=(Exception,), retry_kwargs={"countdown": 0})
+    def fail(name: str) -> None:
+        runs.append(name)
+        raise DeadLetterError("no such customer")
+
+    assert isinstance(fail.delay("7").result, DeadLetterError)
+    assert runs == ["7"]
 
 
 def test_abandoned_work_is_asked_about_before_the_body_runs_again(
