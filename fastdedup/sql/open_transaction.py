@@ -7,6 +7,7 @@ The order is `begin`, which receives the row; the work; then `commit`, which kee
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import Any, Final
 
 from ..errors import UsageError
@@ -103,7 +104,8 @@ class OpenTransaction:
         if receipt.first:
             return None
         self._block = None
-        await self._inbox.bridge.exit(block, None)
+        with suppress(Exception):  # the row is another transaction's, and stands however this one ends
+            await self._inbox.bridge.exit(block, None)
         return receipt.answer(None)
 
     async def flush(self) -> None:
