@@ -13,7 +13,7 @@ from ..claiming import claim_call
 from ..codec import is_unstorable
 from ..core.options import ClaimOptions
 from ..core.settlement import Settlement
-from ..errors import ClaimLostError, DedupError, InProgressError, UnavailableError
+from ..errors import ClaimLostError, DedupError, ForeignRecordError, InProgressError, UnavailableError
 from ..gateway import Dedup
 from ..kernel.operations import ForgetOp, ReadOp
 from ..kernel.records import Stored
@@ -79,9 +79,13 @@ class GatedWay:
                     else:
                         return self._rules.of_duplicate(delivery.key, claim)
                     continue
-                except (ClaimLostError, InProgressError, UnavailableError) as error:
+                except (ClaimLostError, ForeignRecordError, InProgressError, UnavailableError) as error:
+                    if delivery.done is not None:  # only its record is missing
+                        return delivery.done
+                    if isinstance(error, ForeignRecordError):
+                        raise
                     if delivery.attempt:
-                        return delivery.done or self._rules.of_lost_lease(delivery.key, delivery.attempt)
+                        return self._rules.of_lost_lease(delivery.key, delivery.attempt)
                     fault = error
                 await held.pause(fault)
 

@@ -275,6 +275,18 @@ async def test_a_foreign_record_is_no_usable_key(server: RedisServer, events: li
         assert told(await Consumer(dedup).get()) == (Action.DEAD_LETTER, Reason.NO_KEY)
 
 
+async def test_a_foreign_record_in_place_of_the_claim_buries_no_work_that_is_done(
+    server: RedisServer, events: list[Event]
+) -> None:
+    """A replay of the dead letter would do it again."""
+    async with opened(server.url, events) as dedup:
+        consumer = Consumer(dedup)
+        with server.client() as raw:
+            consumer.then = lambda: raw.set("m:=orders|order-8", "another program's value", ex=60)
+            assert told(await consumer.get(order(8))) == (Action.ACK, Reason.FIRST)
+        assert consumer.dead == []
+
+
 async def test_where_no_dead_letter_is_laid_nothing_is_settled(open_consumer: Open) -> None:
     async with open_consumer(attempts=1) as consumer:
         consumer.then = fault
