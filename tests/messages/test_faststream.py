@@ -34,7 +34,7 @@ from fastdedup.integrations.faststream import (
     offset,
 )
 from fastdedup.integrations.faststream.brokers.redis import RedisWay
-from fastdedup.sql import Inbox
+from fastdedup.sql import Inbox, RetryTransaction
 
 from ..fixtures import async_fixture
 from ..inbox_file import make_tables, transaction, work_in
@@ -368,6 +368,29 @@ async def test_the_handler_gets_the_inboxs_transaction(redis_url: str, database:
     assert shop.runs == [7, 7]
     assert shop.replies == ["invoice 7"] * 2
     assert work_in(database) == [7]
+
+
+async def test_a_transaction_that_runs_again_publishes_its_last_result(database: Path) -> None:
+    """It was silent, because the first run had raised AckMessage."""
+
+    @asynccontextmanager
+    async def begin() -> AsyncIterator[Any]:
+        async with transaction(database) as connection:
+            yield connection
+            if len(shop.runs) == 1:
+                raise RetryTransaction("not now")
+
+    async def on_order(order: int, session: Transaction) -> str:
+        shop.runs.append(order)
+        if len(shop.runs) == 1:
+            raise AckMessage
+        return "invoice 7"
+
+    shop = Shop(None, inbox=Inbox("billing", keep=WEEK, begin=begin))
+    shop.handle(on_order, publish=True)
+    async with shop.open():
+        await shop.publish()
+    assert (shop.runs, shop.replies) == ([7, 7], ["invoice 7"])
 
 
 async def test_attempts_count_without_a_gate_too(database: Path) -> None:

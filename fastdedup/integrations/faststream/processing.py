@@ -154,7 +154,7 @@ class Processing(BaseMiddleware):
         """Return a handler that runs the rest of FastStream's way; it takes a message, or a transaction too."""
 
         async def handler(*given: Any) -> Any:
-            self._has_run = True
+            self._has_run, self._silent = True, False
             self._message.clear_cache()  # an attempt before may have changed the decoded body
             own = self.context.scope(TRANSACTION, given[0]) if len(given) > 1 else nullcontext()
             try:
