@@ -253,11 +253,12 @@ def read_as(declared: Any, payload: bytes, key: str, codec: Codec) -> Any:
         return declared.read(payload, key) if type(codec) is JSONCodec else decode(codec, payload, key)
     try:
         reader = reader_of(declared) if type(codec) is JSONCodec else ResultReader(declared)
+        is_read = payload and type(codec) is JSONCodec
+        value = reader.read(payload, key) if is_read else decode(codec, payload, key)
+        is_taken = reader.takes(value)
     except NameError as error:
         raise ConfigError(f"the type {shown(declared)} has a name that is not known: {error}") from None
-    is_read = payload and type(codec) is JSONCodec
-    value = reader.read(payload, key) if is_read else decode(codec, payload, key)
-    if not reader.takes(value):
+    if not is_taken:
         found = "no result" if value is None else with_article(shown(type(value)))
         raise ResultError(f"{key!r} was completed with {found}, not with {with_article(shown(declared))}")
     return value

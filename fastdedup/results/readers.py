@@ -351,7 +351,9 @@ def _fits(declared: Any, value: Any) -> bool:
         return all(_fits(each, item) for each in parts for item in value)
     if type(value) is dict and kind is dict:
         return all(_fits(each, item) for each in parts[1:] for item in value.values())
-    return isinstance(value, kind)
+    with contextlib.suppress(TypeError):  # of a Protocol that is for type checkers alone
+        return isinstance(value, kind)
+    return True
 
 
 JSON: Final = JSONCodec()

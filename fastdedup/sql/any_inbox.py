@@ -26,17 +26,20 @@ def mark_of(fingerprint: Any) -> Fingerprint | None:
     return None if fingerprint is None else as_fingerprint(fingerprint)
 
 
-def marks_of(fingerprints: Sequence[Any] | None, keys: Sequence[str]) -> list[Fingerprint | None]:
+def marks_of(fingerprints: Iterable[Any] | None, keys: Sequence[str]) -> list[Fingerprint | None]:
     """Return a fingerprint for each key.
 
     Raises:
-        ConfigError: the fingerprints are not as many as the keys.
+        ConfigError: the fingerprints are no list, or not as many as the keys.
     """
     if fingerprints is None:
         return [None] * len(keys)
-    if len(fingerprints) != len(keys):
-        raise ConfigError(f"{len(fingerprints)} fingerprints for {len(keys)} keys: give one for each")
-    return [mark_of(each) for each in fingerprints]
+    if isinstance(fingerprints, str | bytes) or not isinstance(fingerprints, Iterable):
+        raise ConfigError(f"fingerprints must be a list with one for each key, got {shown(fingerprints)}")
+    marks = [mark_of(each) for each in fingerprints]
+    if len(marks) != len(keys):
+        raise ConfigError(f"{len(marks)} fingerprints for {len(keys)} keys: give one for each")
+    return marks
 
 
 B = TypeVar("B")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from enum import Enum
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 from uuid import UUID
 
 import orjson
@@ -404,6 +404,14 @@ async def test_a_small_limit_holds_the_short_form() -> None:
 # Beside the types
 
 
+class Sized(Protocol):
+    """For type checkers alone."""
+
+
+class Unknown(TypedDict):
+    name: Missing
+
+
 class Own:
     def dumps(self, value: Any) -> bytes:
         return repr(value).encode()
@@ -421,6 +429,10 @@ async def test_a_codec_of_ones_own_decides_alone() -> None:
         assert (await dedup.claim("k")).replay(tuple[int, int]) == (1, 2)
         with pytest.raises(ResultError, match="completed with a tuple, not with an int"):
             (await dedup.claim("k")).replay(int)
+        assert (await dedup.claim("k")).replay(Sized) == (1, 2)
+        await (await dedup.claim("a dict")).complete({"name": 1})
+        with pytest.raises(ConfigError, match="has a name that is not known: name 'Missing'"):
+            (await dedup.claim("a dict")).replay(Unknown)
 
 
 OLD: list[tuple[Any, Any, Any]] = [

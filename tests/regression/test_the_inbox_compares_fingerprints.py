@@ -64,7 +64,7 @@ async def test_a_key_of_many_with_another_fingerprint_is_a_mismatch(way: Opener,
         inbox = party.inbox()
         keys = [f"{key} {number}" for number in range(3)]
 
-        async def receive(keys: list[str], fingerprints: list[Any] | None) -> list[bool]:
+        async def receive(keys: list[str], fingerprints: Any) -> list[bool]:
             found = await party.call(inbox.receive_many, party.raw, keys, fingerprints=fingerprints)
             return [each.first for each in found]
 
@@ -78,6 +78,10 @@ async def test_a_key_of_many_with_another_fingerprint_is_a_mismatch(way: Opener,
                     await receive(*wrong)
             with pytest.raises(ConfigError, match="1 fingerprints for 2 keys"):
                 await receive(keys[:2], [5])
+            assert await receive(keys[:2], (each for each in (5, 6))) == [False] * 2
+            for wrong in ("56", 7):
+                with pytest.raises(ConfigError, match="fingerprints must be a list with one for each key"):
+                    await receive(keys[:2], wrong)
 
 
 async def test_a_table_without_the_column_serves_all_but_fingerprints(database: Opener, key: str) -> None:

@@ -7,7 +7,7 @@ their own, and give back those that stay. If they end in between for any reason,
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -101,7 +101,7 @@ async def replay(
     channel: AbstractChannel,
     queue: str,
     *,
-    keys: Collection[str] | None = None,
+    keys: Iterable[str] | None = None,
     limit: int | None = None,
     to: str | None = None,
     dry_run: bool = False,
@@ -128,7 +128,7 @@ async def replay(
     """
     check_count(1 if limit is None else limit, "limit")
     check_flag(dry_run, "dry_run")
-    report, chosen = Replay(), {keys} if isinstance(keys, str) else keys
+    report, chosen = Replay(), None if keys is None else {keys} if isinstance(keys, str) else {*keys}
     async with _channel_of_ours(channel) as wire:
         taken = _Taken(wire, queue)
         async for message in taken.messages():
