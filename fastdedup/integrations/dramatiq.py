@@ -12,6 +12,7 @@ import inspect
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
@@ -30,7 +31,7 @@ from ..sync.ledger import Ledger
 with needs(__name__, "Dramatiq", "'fastdedup[dramatiq]'"):
     from dramatiq import JSONEncoder, Middleware, get_encoder
     from dramatiq.middleware import MiddlewareError, SkipMessage
-    from dramatiq.results import Results
+    from dramatiq.results import ResultMissing, Results
 
 ATTEMPTS: Final = 25
 """How often an actor is begun for a key, by default: more than Dramatiq's own 20 retries, which come first."""
@@ -145,7 +146,7 @@ class DedupMiddleware(Middleware):
             if found.action is Action.RETRY and not self._deliver_later(broker, way, message, found):
                 found = way.begin(call, failed=failed)
                 continue
-            self._replay_or_skip(message, found, _encoder_of(broker))
+            self._replay_or_skip(broker, message, found)
             return
         self._here.attempt = found
         if found.done is not None:
@@ -199,16 +200,18 @@ class DedupMiddleware(Middleware):
             )
         return is_sent
 
-    def _replay_or_skip(self, message: Any, decision: Decision, encoder: Any) -> None:
+    def _replay_or_skip(self, broker: Any, message: Any, decision: Decision) -> None:
         if decision.action is Action.ACK and decision.error is None:
             try:
-                self._here.replay = (_unpacked(decision.result, encoder),)
+                self._here.replay = (_unpacked(decision.result, _encoder_of(broker)),)
                 return
             except Exception as error:  # noqa: BLE001 -- the encoder's, of a class that has a new name
                 decision = replace(decision, error=error)
         if decision.action is Action.DEAD_LETTER:
             message.fail()
         else:
+            if decision.action is Action.ACK:
+                _store_error(broker, message, decision.error)
             message.options["store_results"] = False  # else Results would store None for the message's id
         raise SkipMessage(f"{decision.reason}: {decision.error or decision.key}")
 
@@ -229,6 +232,19 @@ def _encoder_of(broker: Any) -> Any:
     """Return the encoder of results, which first callers get through it."""
     kept = (each.backend.encoder for each in broker.middleware if isinstance(each, Results))
     return next(kept, None) or get_encoder()
+
+
+def _store_error(broker: Any, message: Any, error: BaseException | None) -> None:
+    """Store why a duplicate has no result, unless its message has one: its caller would wait until a timeout."""
+    results: Any = next((each for each in broker.middleware if isinstance(each, Results)), None)
+    with suppress(Exception):  # there are no Results, there is one already, or their backend does not answer
+        try:
+            results.backend.get_result(message)
+        except ResultMissing:
+            message.stuff_exception(error)
+            message.fail()  # until its error is stored: the message itself is acknowledged
+            results.after_nack(broker, message)
+    message.failed = False
 
 
 def _succeed(attempt: Attempt, result: Any, encoder: Any) -> None:

@@ -131,6 +131,26 @@ def test_a_duplicate_whose_result_cannot_be_decoded_does_no_work(
     assert queue.runs[name] == 1
 
 
+def test_a_duplicate_of_a_failure_gets_its_error(queue: Queue, name: str) -> None:
+    """Nothing was stored for it, so its caller waited until a timeout. What a message has got stays as it is."""
+
+    def fail(name: str) -> None:
+        raise DeadLetterError("no such customer")
+
+    actor, dead = queue.actor(fail, dedup_key=lambda *args: by_name(args[0])), queue.dead()
+    first, other = actor.send(name), actor.message(name)
+    with pytest.raises(ResultFailure, match="DeadLetterError"):
+        queue.get(first)
+    queue.broker.enqueue(other)
+    with pytest.raises(ResultFailure, match=r"FailedError.*no such customer"):
+        queue.get(other)
+    queue.broker.enqueue(first)
+    queue.broker.join("default")
+    with pytest.raises(ResultFailure, match="DeadLetterError"):
+        queue.get(first)
+    assert (queue.runs[name], queue.dead()) == (1, dead + 1)
+
+
 def test_a_redelivery_is_known_by_its_message_id(queue: Queue, name: str) -> None:
     actor = queue.actor(lambda name: 7)
     message = actor.send(name)
