@@ -24,8 +24,9 @@ from ..errors import (
 )
 from ..gateway import Dedup
 from ..kernel.keyspace import names_of
-from ..kernel.operations import ClaimOp, OwnerOp, Reply, Verdict
+from ..kernel.operations import ClaimOp, OwnerOp, ReadOp, Reply, Verdict
 from ..kernel.owners import draw_owner, owner_field
+from ..kernel.records import Stored
 from ..kernel.terms import Mode
 from ..model import Outcome, Record, RecordKind
 from ..tokens import token_op
@@ -203,13 +204,33 @@ def change(verb: WireVerb, namespaces: Namespaces, ask: Any, peer: Any) -> Begun
     home = home_of(namespaces, ask)
     if ask.token and ask.remember is not None:
         raise ConfigError(ask.both)
+    if verb.name == "renew" and ask.lease is None:
+        return home, partial(_renew, verb, namespaces, home, ask)
+    return home, _changing(verb, namespaces, home, ask)
+
+
+def _changing(
+    verb: WireVerb, namespaces: Namespaces, home: Home, ask: Any
+) -> Callable[[], Coroutine[Any, Any, OwnerOp]]:
+    """Return what changes the claim; see `change`."""
     assert verb.change is not None
     fence, ephemeral = ask.fence or 0, namespaces.ephemeral
     if isinstance(home, Dedup):
         wire, field = held(home, ask.key, ask.owner, token=ask.token)
-        return home, OneChange(ephemeral, home, verb.change(home.gate, ask)((wire, field, fence), None))
+        return OneChange(ephemeral, home, verb.change(home.gate, ask)((wire, field, fence), None))
     field, make = owner_field(ask.owner), verb.change(home.dedup.gate, ask)
-    return home, partial(home.change, ephemeral, ask.key, lambda wire, at: make((wire, field, fence), at))
+    return partial(home.change, ephemeral, ask.key, lambda wire, at: make((wire, field, fence), at))
+
+
+async def _renew(verb: WireVerb, namespaces: Namespaces, home: Home, ask: Any) -> OwnerOp:
+    """Renew a claim whose owner names no lease: for the namespace's, and never for less than is left of it.
+
+    A shorter lease would let another owner in, while this one relies on the lease that its claim has named.
+    """
+    dedup, wire, _ = await held_in(home, ask.key, ask.owner, token=ask.token)
+    found = await dedup.gate.run(ReadOp(wire))
+    ask.lease = max(dedup.gate.claim_terms.lease_ms, found.left_ms if isinstance(found, Stored) else 0)
+    return await _changing(verb, namespaces, home, ask)()
 
 
 class OneChange:
@@ -242,9 +263,11 @@ def held(dedup: Dedup, key: str, owner: str, *, token: bool = False) -> tuple[by
     return wire, owner_field(owner)
 
 
-async def held_in(home: Home, key: str, owner: str) -> Holding:
+async def held_in(home: Home, key: str, owner: str, *, token: bool = False) -> Holding:
     """Return what `held` returns, also for a claim that a ledger remembers, and its namespace."""
-    return await home.held(key, owner) if isinstance(home, ServedLedger) else (home, *held(home, key, owner))
+    if isinstance(home, ServedLedger):
+        return await home.held(key, owner)
+    return home, *held(home, key, owner, token=token)
 
 
 # Tokens

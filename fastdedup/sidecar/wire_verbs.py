@@ -262,7 +262,7 @@ VERBS: Final = (
         "[lease] ",
         _renew,
         "Start a lease anew",
-        "Start the lease anew from now.",
+        "Start the lease anew from now. Without `lease`: for the namespace's, or for what is left if that is longer.",
         "A renewal in a batch.",
         "RenewAnswer",
     ),

@@ -100,6 +100,20 @@ def test_a_renewed_lease_starts_anew(http: httpx.Client) -> None:
     assert post(http, "/v1/claims", {"key": "k"}, 409)["retry_after"] > 50
 
 
+def test_a_renewal_without_a_lease_never_shortens_one(http: httpx.Client) -> None:
+    """It took the namespace's 30 s from a claim with a lease of ten minutes: two owners were at work."""
+    mine = held(http, lease=600_000)
+    assert post(http, "/v1/claims/renew", mine, 200)["lease"] > 500_000
+    assert http.post("/v1/batch", json=[{"op": "renew", **mine}]).json()[0]["body"]["lease"] > 500_000
+    assert http.get("/v1/records", params={"key": "k"}).json()["lease"] > 500_000
+    assert post(http, "/v1/claims/renew", {**mine, "lease": 1000}, 200) == {"lease": 1000}
+    assert post(http, "/v1/claims/renew", mine, 200) == {"lease": 30_000}
+    token = post(http, "/v1/tokens", {}, 201)["token"]
+    owner = post(http, "/v1/tokens/redeem", {"token": token, "lease": 600_000}, 201)["owner"]
+    redeemed = {"key": token, "token": True, "owner": owner}
+    assert post(http, "/v1/claims/renew", redeemed, 200)["lease"] > 500_000
+
+
 def test_a_touched_record_lives_longer(http: httpx.Client) -> None:
     mine = held(http, lease=1000, ttl=1000)
     assert post(http, "/v1/claims/touch", {**mine, "ttl": 60_000}, 200) == {}

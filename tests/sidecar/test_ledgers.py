@@ -403,6 +403,8 @@ def test_a_ledger_remembers_a_claim_over_http(served: Sidecar, resp: redis.Redis
     assert claims(served, "", **named)[0] == 409
     assert claims(served, "/complete", **{**named, "owner": "another"})[0] == 409
     assert claims(served, "/renew", **mine, lease=5000) == (200, {"lease": 5000})
+    assert claims(served, "/renew", **mine, lease=600_000)[0] == 200
+    assert claims(served, "/renew", **mine)[1]["lease"] > 500_000
     assert claims(served, "/touch", **mine, ttl=5000) == (200, {})
     assert claims(served, "/complete", **mine, result={"n": 1}) == (200, {})
     assert claims(served, "", **named)[1]["result"] == {"n": 1}

@@ -96,6 +96,8 @@ def test_only_the_owner_settles(client: redis.Redis) -> None:
         with pytest.raises(redis.ResponseError, match="CLAIMLOST"):
             client.execute_command(command[0], "order:2", "0" * 20, *command[1:])
     assert client.execute_command("FD.RENEW", "order:2", owner, 60_000) == "OK"
+    assert client.execute_command("FD.RENEW", "order:2", owner) == "OK"
+    assert json.loads(client.execute_command("FD.GET", "order:2"))["lease"] > 50_000
     assert client.execute_command("FD.TOUCH", "order:2", owner, "TTL", 200_000_000) == "OK"
     assert json.loads(client.execute_command("FD.GET", "order:2"))["ttl"] > 190_000_000
     assert client.execute_command("FD.RELEASE", "order:2", owner) == "OK"
