@@ -119,9 +119,9 @@ class Holdings:
 
     @property
     def any_held(self) -> bool:
-        """True while the client has a claim whose lease has not ended."""
-        self.forget_ended()
-        return bool(self.claims)
+        """True while the client has a claim whose lease has not ended. Its owner may still renew an ended one."""
+        now = monotonic()
+        return any(ends > now for ends in self.claims.values())
 
     def ask(self) -> None:
         """Count a claim that the client asks for; `answered` ends that.
@@ -217,7 +217,7 @@ class Holdings:
         self._asked = 0
 
     def forget_ended(self) -> None:
-        """Forget the claims whose leases have ended; they are free."""
+        """Forget the claims whose leases have ended, to make room. One that is renewed later keeps its lease."""
         now = monotonic()
         if now < self.ends:
             return

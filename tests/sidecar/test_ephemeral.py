@@ -191,6 +191,19 @@ async def test_a_renewal_over_another_connection_counts(sidecar: Running, wire: 
         await until_released(other, "k")
 
 
+async def test_a_claim_renewed_after_its_end_ends_with_its_client() -> None:
+    """A look at a silent connection forgot the ended claim, so its key stayed held after its client's crash."""
+    everybody = EphemeralClaims(Limits())
+    async with Dedup("memory://") as dedup:
+        client, ended = Holdings(everybody), (dedup, b"ended", b"\x01o")
+        client.add(ended, 0)
+        assert not client.any_held
+        client.add((dedup, b"long", b"\x01o"), 3_600_000)
+        assert client.any_held
+        everybody.changed(dedup, RenewOp(*ended[1:], 0, 600_000, 600_000))
+        assert everybody.holders[ended] is client
+
+
 async def test_a_settlement_over_a_store_counts(sidecar: Running) -> None:
     """The sidecar took a claim that a `sidecar://` gate had settled for its client's until the lease ended."""
     with connect(sidecar) as holder:
