@@ -334,6 +334,28 @@ def test_locks_tokens_machines_and_ids_are_reached(
     assert run("inspect", "--ledger", "none", "id-1").exit_code == 1
 
 
+def test_ids_that_no_claim_can_have_are_reached(
+    run: Callable[..., Result], at_gate: Callable[..., None]
+) -> None:
+    """Each was an error with --url, but not with --socket: the claim's record was looked for first."""
+    long = "x" * 1025
+
+    async def work(dedup: Dedup) -> None:
+        await dedup.ledger("numbers", window=60, capacity=1000, dense=True).first(7)
+        resized = dedup.ledger("resized", window=60, capacity=1000)
+        await resized.first_many(["7", long])
+        await resized.resize(capacity=2000)
+        await dedup.ledger("long", window=60, capacity=1000).first(long)
+
+    at_gate(work)
+    for ledger, named in (("numbers", "7"), ("resized", "7"), ("resized", long), ("long", long)):
+        found = json.loads(run("inspect", "--ledger", ledger, named, "--json").stdout)
+        assert (found["remembered"], found["record"]) == (True, None)
+        assert run("forget", "--ledger", ledger, named).exit_code == 0
+        assert run("forget", "--ledger", ledger, named).exit_code == 1
+    assert "must be an integer" in run("inspect", "--ledger", "numbers", "x").stderr
+
+
 @pytest.mark.parametrize(
     ("args", "says"),
     [

@@ -18,6 +18,8 @@ from rich.text import Text
 from ..admin.inspection import LISTED
 from ..gateway import Dedup
 from ..kernel.owners import is_drawn, owner_field
+from ..ledger.client import Ledger
+from ..ledger.ids import number_in
 from ..model import Listing, Record, State
 from ..sidecar import client
 from ..web.inspection import AnyCodec, web_namespace, with_parts
@@ -199,7 +201,7 @@ async def _read(dedup: Dedup, place: RecordPlace) -> tuple[Record | None, bool |
         ledger = await created_ledger(dedup, place.ledger)
         if ledger is None:
             return None, False
-        return await ledger.record_of(place.key), await ledger.seen(place.key)
+        return await ledger.record_of(place.key), await ledger.seen(_id(ledger, place))
 
 
 async def _forget(dedup: Dedup, place: RecordPlace, reason: str | None) -> bool:
@@ -210,7 +212,11 @@ async def _forget(dedup: Dedup, place: RecordPlace, reason: str | None) -> bool:
         if ledger is None:
             return False
         record = await ledger.forget_record(place.key)
-        return await ledger.forget(place.key, reason=reason) or record
+        return await ledger.forget(_id(ledger, place), reason=reason) or record
+
+
+def _id(ledger: Ledger, place: RecordPlace) -> Any:
+    return number_in(place.key) if ledger.dense else place.key
 
 
 async def _listed(dedup: Dedup, wanted: dict[str, Any]) -> Listing:

@@ -16,6 +16,7 @@ from ..core.orphans import MAX_ORPHANS
 from ..errors import ConfigError, DedupError, UnavailableError, UsageError
 from ..kernel.codes import Code
 from ..kernel.granted import GRANTED
+from ..kernel.keyspace import MAX_KEY_BYTES
 from ..kernel.operations import ClaimOp, ForgetOp, Op, ReadOp, Reply, Verdict
 from ..kernel.owners import draw_owner, owner_field
 from ..kernel.terms import Mode, terms
@@ -277,7 +278,7 @@ class Ledger:
     async def record_of(self, key: str) -> Record | None:
         """Return the record of a claim whose success this ledger remembers (`remember=`), or None. For inspection."""
         wire = await self._record_wire(key)
-        reply = await self._gate.run(ReadOp(wire))
+        reply = Code.ABSENT if wire is None else await self._gate.run(ReadOp(wire))
         return None if reply == Code.ABSENT else self._gate.record(key, reply)
 
     async def forget_record(self, key: str) -> bool:
@@ -285,9 +286,13 @@ class Ledger:
 
         The ledger's entry stays: see `forget`.
         """
-        return await self._gate.run(ForgetOp(await self._record_wire(key))) == Code.OK
+        wire = await self._record_wire(key)
+        return wire is not None and await self._gate.run(ForgetOp(wire)) == Code.OK
 
-    async def _record_wire(self, key: str) -> bytes:
+    async def _record_wire(self, key: str) -> bytes | None:
+        """Return the store key of a claim's record; None if the ledger takes no claim, or none with this key."""
+        if self.dense or (await self.form.present()).resizing or len(self._bytes_of(key)) > MAX_KEY_BYTES:
+            return None
         gate, place = self._gate, await self.place_of(key)
         return record_wire(place.bucket, gate.claims.wire(key), gate.settings.namespace)
 

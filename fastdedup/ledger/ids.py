@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from hashlib import blake2b
 from math import ceil
@@ -23,6 +24,7 @@ MAX_PATIENCE: Final = 100
 MAX_DENSE: Final = (1 << 63) - 1
 """The greatest id of a dense ledger."""
 _ODD: Final = 0x9E3779B9
+_DECIMAL: Final = re.compile("0|[1-9][0-9]{0,18}")
 MAX_ID: Final = 64 * 1024
 """The most bytes of an id."""
 _DIGITS: Final = [
@@ -191,6 +193,12 @@ def number_bytes(id: Any) -> bytes:
     if 0 <= id <= MAX_DENSE:
         return b"%d" % id
     raise InvalidKeyError(f"an id of a dense ledger must be 0 to 2^63 - 1, got {shown(id)}")
+
+
+def number_in(id: Any) -> Any:
+    """Return the integer that a decimal text stands for. Anything else stays unchanged, and the ledger refuses it."""
+    text = id.decode("ascii", "replace") if isinstance(id, bytes) else id
+    return int(text) if isinstance(text, str) and _DECIMAL.fullmatch(text) else text
 
 
 def listed_bytes(ids: Iterable[Any], *, dense: bool = False) -> list[bytes]:

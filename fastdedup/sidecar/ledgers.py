@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
@@ -17,7 +16,7 @@ from ..kernel.codes import Code
 from ..kernel.operations import OwnerOp
 from ..kernel.owners import owner_field
 from ..ledger.client import Ledger
-from ..ledger.ids import record_wire
+from ..ledger.ids import number_in, record_wire
 from ..ledger.operations import LedgerPlace
 from ..model import LedgerStats
 from .ephemeral import EphemeralClaims
@@ -25,7 +24,6 @@ from .releases import Holding
 
 MAX_IDS = 1000
 """The ids that one call may have."""
-_DECIMAL = re.compile("0|[1-9][0-9]{0,18}")
 _TRIES = 3
 _AT_ONCE = 100
 """The ids that one call looks up, or forgets, at once."""
@@ -90,7 +88,7 @@ class ServedLedger:
     def _ids(self, ids: Sequence[Any]) -> Sequence[Any]:
         """Return ids as the ledger takes them: RESP has no integers among its arguments."""
         bounded = _bounded(ids)
-        return list(map(_number, bounded)) if self._ledger.dense else bounded
+        return list(map(number_in, bounded)) if self._ledger.dense else bounded
 
     # Claims whose success it remembers
 
@@ -191,12 +189,6 @@ def _bounded(ids: Sequence[Any]) -> Sequence[Any]:
             f"a call takes at most {MAX_IDS} ids, got {len(ids)}: send them in several calls"
         )
     return ids
-
-
-def _number(id: Any) -> Any:
-    """Return the integer that a decimal text stands for. Anything else stays unchanged, and the ledger refuses it."""
-    text = id.decode("ascii", "replace") if isinstance(id, bytes) else id
-    return int(text) if isinstance(text, str) and _DECIMAL.fullmatch(text) else text
 
 
 async def _each(ask: Callable[[Any], Awaitable[bool]], ids: Sequence[Any]) -> list[bool]:
