@@ -367,6 +367,8 @@ def test_ids_that_no_claim_can_have_are_reached(
             "not both",
         ),
         (["forget", "--http", "POST", "/o", "--key", "k", "--principal-header", ""], "is not empty"),
+        (["inspect", "--http", "POST", "/o", "--key", "k", "--principal", ""], "the principal is empty"),
+        (["forget", "--http", "GATE", "*", "--key", "k", "--principal-header", ""], "the principal is empty"),
         (["forget", "k", "--tenant", "a.test"], "go with --http"),
         (["inspect", "--http", "GATE", "*", "--key", "k", "--tenant", "a"], "knows no tenants"),
         (["forget", "k", "--http", "POST", "/orders", "--key", "k"], "given by --key"),

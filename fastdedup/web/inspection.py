@@ -84,6 +84,10 @@ def place_of_request(
     except (header.BadKey, UnicodeEncodeError) as error:
         raise InvalidKeyError(f"the key is no Idempotency-Key: {error}") from None
     caller = EVERYONE if principal is None else name_of_caller(principal, "principal")
+    if caller == "":
+        raise ConfigError(
+            "the principal is empty, and no record is of such a caller: leave it out if the route is open to everyone"
+        )
     if method.upper() == GATE:
         if tenant is not None:
             raise ConfigError("the sidecar's gate knows no tenants: leave out the tenant")
@@ -121,7 +125,7 @@ def get_request(
 
     Raises:
         InvalidKeyError: no request can have this key.
-        ConfigError: the path is not one, or the principal is of another type.
+        ConfigError: the path is not one, or the principal is empty or of another type.
         UnavailableError: the store does not answer.
     """
     place = place_of_request(method, path, principal, key, tenant)
