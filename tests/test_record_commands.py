@@ -301,7 +301,7 @@ def test_locks_tokens_machines_and_ids_are_reached(
     token: list[str] = []
 
     async def work(dedup: Dedup) -> None:
-        token.append(await dedup.tokens.issue("me"))
+        token.extend([await dedup.tokens.issue("me"), await dedup.tokens.issue()])
         await dedup.machine("order", initial="a", transitions={"a": ("b",), "b": ()}, ttl=60).transition(
             "1", to="b"
         )
@@ -310,7 +310,11 @@ def test_locks_tokens_machines_and_ids_are_reached(
         await dedup.claim("open", remember=ledger)
 
     at_gate(work)
-    (listed,) = json.loads(run("list", "--kind", "token", "--json").stdout)["records"]
+    records = json.loads(run("list", "--kind", "token", "--json").stdout)["records"]
+    hidden = json.loads(run("forget", "--kind", "token", token[1], "--json").stdout)
+    (listed,) = (record for record in records if record["key"] != hidden["key"])
+    assert hidden["forgotten"]
+    assert len(records) == 2
     for named, state in (
         (["--kind", "token", token[0]], "issued"),
         (["--kind", "token", "--digest", listed["key"]], "issued"),

@@ -86,7 +86,8 @@ def forget(
                 socket, place.key, where, kind=place.kind, digest=place.digest, reason=reason
             )
     if as_json:
-        print_json({"key": place.key, "forgotten": forgotten})
+        key = place.listed_as(namespace) if place.kind == "token" else place.key  # a token is a secret
+        print_json({"key": key, "forgotten": forgotten})
     elif forgotten:
         now = "it can no longer be redeemed" if place.kind == "token" else "its next claim will be the first"
         click.echo(f"Forgot {_shown_key(place)}: {now}.")
