@@ -22,11 +22,12 @@ final class Once implements AutoCloseable {
         String result;
         try {
             result = work.run((Long) claim[2]);
-        } catch (Exception error) {
+        } catch (Throwable error) {
             try { asked("FD.RELEASE", key, owner); } catch (IOException e) { error.addSuppressed(e); }
             throw error;
         }
-        asked("FD.COMPLETE", key, owner, result);
+        if (result == null) asked("FD.COMPLETE", key, owner);
+        else asked("FD.COMPLETE", key, owner, result);
         return result;
     }
 

@@ -45,11 +45,17 @@ func once(key string, work func(fence int64) (any, error)) (json.RawMessage, err
 		return nil, fmt.Errorf("not run: %s", claim.Outcome)
 	}
 	mine := map[string]any{"key": key, "owner": claim.Owner, "fence": claim.Fence}
+	failed := true // also if the work panics
+	defer func() {
+		if failed {
+			ask("/release", mine)
+		}
+	}()
 	done, err := work(claim.Fence)
 	if err != nil {
-		ask("/release", mine)
 		return nil, err
 	}
+	failed = false
 	result, err := json.Marshal(done)
 	if err == nil {
 		mine["result"] = json.RawMessage(result)

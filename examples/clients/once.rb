@@ -23,9 +23,9 @@ def once(key)
   mine = { key: key, owner: claim["owner"], fence: claim["fence"] }
   begin
     result = yield claim["fence"]
-  rescue Exception
-    ask("/release", mine) rescue nil
-    raise
+    done = true
+  ensure # also if the block is left by break, return or throw
+    ask("/release", mine) rescue nil unless done
   end
   ask("/complete", mine.merge(result: result))
   result

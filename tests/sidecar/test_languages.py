@@ -134,11 +134,20 @@ def test_a_duplicate_gets_the_first_one_s_result(client: Client, key: str) -> No
     assert client.effects == 1
 
 
-def test_work_that_fails_frees_the_key(client: Client, key: str) -> None:
-    failed = client.once(key, "echo ran >> effects; exit 3")
+@pytest.mark.parametrize("status", [3, 4])
+def test_work_that_fails_frees_the_key(client: Client, key: str, status: int) -> None:
+    """At 4 it fails by an Error in Java, a panic in Go, a throw in Ruby, which is no exception there."""
+    failed = client.once(key, f"echo ran >> effects; exit {status}")
     assert failed.returncode != 0
     assert client.result(key) == RESULT
     assert client.effects == 2
+
+
+def test_work_without_a_result_is_completed(client: Client, key: str) -> None:
+    """In Java it ran, and then was an error of the client: neither completed nor released."""
+    for _ in range(2):
+        assert client.result(key, "echo ran >> effects; exit 5") is None
+    assert client.effects == 1
 
 
 def test_nothing_runs_while_another_owner_works(client: Client, key: str, sidecar: Sidecar) -> None:

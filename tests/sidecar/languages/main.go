@@ -1,4 +1,4 @@
-// Runs once from examples/clients: main KEY COMMAND. The work is the command.
+// Runs once from examples/clients: main KEY COMMAND. The work is the command: status 4 is the worst failure, 5 is no result.
 package main
 
 import (
@@ -9,7 +9,14 @@ import (
 
 func main() {
 	result, err := once(os.Args[1], func(fence int64) (any, error) {
-		err := exec.Command("sh", "-c", os.Args[2]).Run()
+		work := exec.Command("sh", "-c", os.Args[2])
+		err := work.Run()
+		switch work.ProcessState.ExitCode() {
+		case 4:
+			panic("the work failed")
+		case 5:
+			return nil, nil
+		}
 		return map[string]any{"for": "Zoë", "fresh": fence > 0}, err
 	})
 	if err != nil {

@@ -1,11 +1,14 @@
 <?php
-// Runs `once` from examples/clients: main.php KEY COMMAND. The work is the command.
+// Runs `once` from examples/clients: main.php KEY COMMAND. The work is the command: status 4 is the worst failure, 5 is no result.
 require "once.php";
 
 $result = once($argv[1], function (int $fence) use ($argv) {
     system($argv[2], $status);
+    if ($status === 5) {
+        return null;
+    }
     if ($status) {
-        throw new RuntimeException("the work failed");
+        throw $status === 4 ? new Error("the work failed") : new RuntimeException("the work failed");
     }
     return ["for" => "Zoë", "fresh" => $fence > 0];
 });

@@ -1,8 +1,15 @@
-# Runs `once` from examples/clients: main.rb KEY COMMAND. The work is the command.
+# Runs `once` from examples/clients: main.rb KEY COMMAND. The work is the command: status 4 is the worst failure, 5 is no result.
 require "./once"
 
-result = once(ARGV[0]) do |fence|
-  system(ARGV[1], exception: true)
-  { for: "Zoë", fresh: fence > 0 }
+result = catch(:left) do
+  once(ARGV[0]) do |fence|
+    system(ARGV[1])
+    status = $?.exitstatus
+    throw :left, :failed if status == 4
+    next if status == 5
+    raise "the work failed" if status != 0
+    { for: "Zoë", fresh: fence > 0 }
+  end
 end
+exit 1 if result == :failed
 puts JSON.generate(result)
