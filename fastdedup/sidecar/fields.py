@@ -17,6 +17,7 @@ from ..kernel.owners import MAX_OWNER_BYTES
 from ..keys import fingerprint as digest
 from ..ledger.ids import MAX_ID
 from ..model import RecordKind, State
+from ..stores.redis.argument_types import number
 from .ledgers import MAX_IDS
 from .limits import MOST_LISTED, MOST_LISTING_MS
 
@@ -33,12 +34,13 @@ def number_of(name: str, data: bytes, least: int = 0, most: int = _MAX_MS) -> in
     Raises:
         ConfigError: it is not a whole number, or is out of bounds.
     """
-    if not data.isdigit() or len(data) > 16 or not least <= int(data) <= most:
+    try:
+        return number(data, least, most)
+    except ValueError:
         bounds = (
             f"of milliseconds from {least} to ten years" if most == _MAX_MS else f"from {least} to {most}"
         )
-        raise ConfigError(f"{name} must be a whole number {bounds}, got {_shown(data)}")
-    return int(data)
+        raise ConfigError(f"{name} must be a whole number {bounds}, got {_shown(data)}") from None
 
 
 def text_of(name: str, data: bytes) -> str:

@@ -26,7 +26,7 @@ from fastdedup.kernel.operations import (
     TransitionOp,
     Verdict,
 )
-from fastdedup.kernel.records import Holding, Stored
+from fastdedup.kernel.records import Holding, Stored, holding_bytes
 from fastdedup.kernel.replies import Adopted, RefusedAlone, StoredForm, StoreRefusal, TransitionReply, Weight
 from fastdedup.kernel.terms import Mode, terms
 from fastdedup.kernel.verbs import IdUse, Verb
@@ -395,6 +395,15 @@ def test_an_integer_is_remembered_in_a_dense_bucket_only(wire: bytes) -> None:
         unpack(BY_NAME[Verb.FIRST.encode()], [wire], args)
     with pytest.raises(ConfigError, match="out of bounds"):
         unpack(BY_NAME[Verb.FIRST.encode()], [b"t:~orders{A}AAAB"], [*args[:4], b"129", *args[5:]])
+
+
+@pytest.mark.parametrize("text", [b"+9", b" 9", b"1_0", b"9.0", b"", b"-9", b"0" * 17])
+def test_a_number_is_digits_alone(text: bytes) -> None:
+    """As in every other command."""
+    proof = holding_bytes(OWNER, 7)
+    assert unpack(BY_NAME[Verb.RENEW.encode()], [b"t:=a"], [b"1", b"9", b"19", proof])
+    with pytest.raises(ConfigError):
+        unpack(BY_NAME[Verb.RENEW.encode()], [b"t:=a"], [b"1", text, b"19", proof])
 
 
 @pytest.mark.parametrize("wire", [BUCKET, b"t:=a", b"t:~orders=a", b"t:~orders{AAAB}?a", b"t:~o{A}=a"])

@@ -125,8 +125,9 @@ class Arguments:
 
 
 def number(data: bytes, least: int, most: int) -> int:
-    """Read a whole number. ValueError: it is out of these bounds."""
-    if len(data) > 17 or not least <= (found := int(data)) <= most:
+    """Read a whole number, in digits alone. ValueError: it is none, or out of these bounds."""
+    digits = data[1:] if least < 0 and data[:1] == b"-" else data
+    if not digits.isdigit() or len(digits) > 16 or not least <= (found := int(data)) <= most:
         raise ValueError("a number is out of bounds")
     return found
 
