@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -109,9 +110,12 @@ def _shown(live: Live, before: Sample, socket: Path) -> Sample:
 def take(socket: Path) -> Sample:
     """Return the present figures."""
     status, body = fetch(socket, "/metrics")
-    if status != 200:
-        raise UnavailableError(f"{socket} answers /metrics with status {status}: is it a sidecar's socket?")
-    return Sample(body.decode(), time.time())
+    what = f"status {status}"
+    if status == 200:
+        with suppress(ValueError):
+            return Sample(body.decode(), time.time())
+        what = "other text than figures"
+    raise UnavailableError(f"{socket} answers /metrics with {what}: is it a sidecar's socket?")
 
 
 def frame(now: Sample, before: Sample | None, socket: Path, width: int) -> RenderableType:

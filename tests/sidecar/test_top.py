@@ -158,6 +158,10 @@ def test_an_answer_that_is_no_sidecars_is_said(sidecar: Sidecar, monkeypatch: py
     monkeypatch.setattr(top, "fetch", lambda socket, address: (404, b""))
     with pytest.raises(UnavailableError, match="404"):
         top.take(sidecar.path)
+    for body in (b"<html>no figures</html>", b"\xff"):
+        monkeypatch.setattr(top, "fetch", lambda socket, address, body=body: (200, body))
+        with pytest.raises(UnavailableError, match="other text than figures"):
+            top.take(sidecar.path)
 
 
 @pytest.mark.parametrize(
