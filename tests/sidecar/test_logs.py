@@ -6,7 +6,9 @@ import asyncio
 import io
 import json
 import logging
+import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,6 +52,18 @@ def test_a_line_of_json_says_when_how_bad_what_and_the_facts(lines: Lines) -> No
     (line,) = lines()
     assert line.pop("at").endswith("Z")
     assert line == {"level": "warning", "event": "something happened", "namespace": "shop", "count": 3}
+
+
+def test_a_path_that_is_no_utf_8_costs_no_line(lines: Lines) -> None:
+    path = Path(os.fsdecode(b"/run/caf\xe9"))
+    log.info("started", extra=facts(path=path, named=[str(path)]))
+    (line,) = lines()
+    assert (line["path"], line["named"]) == (str(path), [str(path)])
+
+
+def test_a_readable_line_shows_a_path_that_is_no_utf_8(text: Callable[[], str]) -> None:
+    log.info("started", extra=facts(path=os.fsdecode(b"/run/caf\xe9")))
+    assert text().endswith('path="/run/caf\\udce9"\n')
 
 
 def test_a_readable_line_quotes_what_has_to_be(text: Callable[[], str]) -> None:

@@ -7,6 +7,7 @@ It uses the standard library: `log.warning("what happened", extra=facts(key=valu
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import re
 import secrets
@@ -92,7 +93,7 @@ class JsonLines(Lines):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
-        return orjson.dumps(self.values(record), default=str).decode()
+        return _json(self.values(record))
 
 
 class Readable(Lines):
@@ -106,9 +107,16 @@ class Readable(Lines):
 
 
 def _shown(value: Any) -> str:
-    text = value if isinstance(value, str) else orjson.dumps(value, default=str).decode()
+    text = value if isinstance(value, str) else _json(value)
     plain = text.isprintable() and text and not set(text) & set(' "=')
-    return text if plain else orjson.dumps(text).decode()
+    return text if plain else _json(text)
+
+
+def _json(value: Any) -> str:
+    try:
+        return orjson.dumps(value, default=str).decode()
+    except TypeError:  # such as a path of bytes that are no UTF-8
+        return json.dumps(value, default=str)
 
 
 class Throttle(logging.Filter):
