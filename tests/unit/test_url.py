@@ -112,6 +112,8 @@ def test_the_scheme_names_the_store(url: str, store: type) -> None:
         ("redis://host/0/1", "must be a number"),
         ("redis://host/\N{SUPERSCRIPT TWO}", "must be a number"),
         ("redis://host?db=zero", "'db'"),
+        ("redis://host/5?db=1", "names one database, and db= another"),
+        ("redis+sentinel://host/main/5?db=1", "names one database, and db= another"),
         ("redis://host?socket_timeout=soon", "socket_timeout"),
         ("redis://host?flavour=vanilla", "unknown option: .*flavour"),
         ("redis://host?protocol=9", "protocol"),

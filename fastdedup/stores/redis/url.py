@@ -281,7 +281,7 @@ def check_query(query: str) -> None:
 
 
 def check_path(parts: SplitResult, options: dict[str, Any]) -> None:
-    """Refuse mistakes that redis-py accepts: a socket without its whole path, a database that is not a number."""
+    """Refuse mistakes that redis-py accepts: a socket without its whole path, a database that is no number, or two."""
     if parts.scheme == "unix":
         # redis-py drops it, and connecting would report an outage of another socket.
         if parts.hostname is not None:
@@ -294,6 +294,8 @@ def check_path(parts: SplitResult, options: dict[str, Any]) -> None:
     number = parts.path.strip("/")
     if number and not is_database(number):
         raise UnusableError("the database in the path must be a number: redis://host:6379/0")
+    if number and options.get("db") != int(number):
+        raise UnusableError("the path names one database, and db= another one: leave one of them out")
 
 
 def check_files(options: dict[str, Any]) -> None:
