@@ -14,7 +14,7 @@ from .core.gate import Gate
 from .core.many import ClaimList
 from .core.options import ClaimOptions
 from .errors import ConfigError, InvalidKeyError
-from .keys import fingerprint as digest
+from .keys import mark_of, marks_of
 from .ledger.remembered import RememberedList, remembered_call
 
 
@@ -26,7 +26,7 @@ def claim_call(gate: Gate, options: ClaimOptions, key: str, fingerprint: Any = N
         then = partial(resolve, check=check, renews=bool(options.renew))
     if options.remember is None:
         return key_call(gate, options, key, fingerprint, then)
-    mark = None if fingerprint is None else digest(fingerprint)
+    mark = mark_of(fingerprint)
     return remembered_call(gate, options, key, mark, then)
 
 
@@ -40,14 +40,7 @@ async def claim_list(
         )
     if not hasattr(keys, "__len__"):
         raise ConfigError(f"claim_many() takes a list of keys, got {shown(keys)}")
-    if isinstance(fingerprints, str | bytes) or not (
-        fingerprints is None or hasattr(fingerprints, "__len__")
-    ):
-        raise ConfigError(f"fingerprints must be a list with one for each key, got {shown(fingerprints)}")
-    given = [None] * len(keys) if fingerprints is None else fingerprints
-    if len(given) != len(keys):
-        raise ConfigError(f"{len(given)} fingerprints for {len(keys)} keys: give one for each")
+    marks = marks_of(fingerprints, keys)
     gate.connection.running_engine()
-    marks = [None if each is None else digest(each) for each in given]
     claims = ClaimList(gate, options) if options.remember is None else RememberedList(gate, options)
     return await claims.claim(keys, marks)

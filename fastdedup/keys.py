@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
+from collections.abc import Iterable, Mapping, Sequence, Set
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from hashlib import blake2b
@@ -89,6 +90,27 @@ def fingerprint(value: Any) -> Fingerprint:
     if isinstance(value, str):
         return _digest(_utf8(value), b"text")
     return _digest(_canonical(value), b"json")
+
+
+def mark_of(value: Any) -> Fingerprint | None:
+    """Return the fingerprint of a caller's `fingerprint=`; None for None, which is compared with nothing."""
+    return None if value is None else fingerprint(value)
+
+
+def marks_of(fingerprints: Iterable[Any] | None, keys: Sequence[str]) -> list[Fingerprint | None]:
+    """Return a fingerprint for each key, from a caller's `fingerprints=`.
+
+    Raises:
+        ConfigError: the fingerprints are no list, or not as many as the keys; or see `fingerprint`.
+    """
+    if fingerprints is None:
+        return [None] * len(keys)
+    if isinstance(fingerprints, str | bytes | Set | Mapping) or not isinstance(fingerprints, Iterable):
+        raise ConfigError(f"fingerprints must be a list with one for each key, got {shown(fingerprints)}")
+    marks = [mark_of(each) for each in fingerprints]
+    if len(marks) != len(keys):
+        raise ConfigError(f"{len(marks)} fingerprints for {len(keys)} keys: give one for each")
+    return marks
 
 
 def _digest(data: bytes | bytearray, kind: bytes) -> Fingerprint:

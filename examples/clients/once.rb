@@ -24,7 +24,7 @@ def once(key)
   begin
     result = yield claim["fence"]
     done = true
-  ensure # also if the block is left by break, return or throw
+  ensure # also if the block is left by break, return or throw: end work that is done by `next`
     ask("/release", mine) rescue nil unless done
   end
   ask("/complete", mine.merge(result: result))

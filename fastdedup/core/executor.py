@@ -386,8 +386,8 @@ class Executor:
             self._timed.hear_time(time_us)
         try:
             if isinstance(error, StoreRefusal):
-                # The store answers, and may know the key.
-                raise UnavailableError(*error.args, retry_after=error.retry_after)
+                # The store answers, and may know the key. Its caller may ask again with this error, so it says so.
+                raise StoreRefusal(*error.args, retry_after=error.retry_after)
             if op.verb in _OF_OWNERS and connection.engine is None and not self._holds(op):
                 raise error  # a closed gate writes no answer of the policy into the store
             reply = self._policy.answer(op, error)
@@ -425,7 +425,7 @@ class Executor:
             if op.terms.consumes:
                 # Not if the caller named the owner, because that owner can ask again.
                 self.connection.orphans.add(op, acquired.fence)
-                if self._journal is not None:
+                if self._journal is not None and not op.named:
                     self._journal.saw(ReleaseOp(op.wire, op.owner, acquired.fence, consumed=True), Code.OK)
             else:
                 self._give_back(op, acquired, told=True)

@@ -174,6 +174,7 @@ class LastSeen:
                 return
             if known is not None and known.fence == verdict.fence and same(known.state, state):
                 self.used(wire)  # the known record says more: its owner, and its fingerprint
+                known.fingerprint = known.fingerprint or op.fingerprint  # the store has compared this one
                 return
             if token and state == "S" and may_be_undone(wire, verdict.payload):
                 self.drop(wire)

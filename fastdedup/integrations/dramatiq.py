@@ -30,7 +30,7 @@ from ..sync.ledger import Ledger
 
 with needs(__name__, "Dramatiq", "'fastdedup[dramatiq]'"):
     from dramatiq import JSONEncoder, Middleware, get_encoder
-    from dramatiq.middleware import MiddlewareError, SkipMessage
+    from dramatiq.middleware import MiddlewareError, Retries, SkipMessage
     from dramatiq.results import ResultMissing, Results
 
 ATTEMPTS: Final = 25
@@ -98,7 +98,8 @@ class DedupMiddleware(Middleware):
         self._wait = WAIT if wait is None else wait
         self._attempts = attempts
         self._ways: dict[str, BlockingWay] = {}
-        # Mutable, in each worker's thread: the attempt at its message, or the result in place of the actor's.
+        # Mutable, in each worker's thread: the attempt at its message, or the result in place of the actor's; whether
+        # the message is a dead letter.
         self._here = threading.local()
 
     @property
@@ -129,6 +130,9 @@ class DedupMiddleware(Middleware):
             raise ActorOptionError(f"actor {actor.actor_name!r}: {error}") from None
         self._ways[actor.actor_name] = way
         actor.fn = self._or_replayed(actor.fn)
+        of_retries = (each.retry_when for each in broker.middleware if isinstance(each, Retries))
+        if retry_when := actor.options.get("retry_when") or next(of_retries, None):
+            actor.options["retry_when"] = self._unless_dead(retry_when)
 
     def before_process_message(self, broker: Any, message: Any) -> None:
         """Let the actor run if this message is the first.
@@ -165,7 +169,9 @@ class DedupMiddleware(Middleware):
             _succeed(attempt, result, _encoder_of(broker))
         elif attempt.fail(exception).action is Action.DEAD_LETTER:
             message.fail()
-            message.options["throws"] = type(exception)  # else Retries, which comes next, enqueues it too
+            # Else Retries, which comes next, enqueues it too. `_unless_dead` holds it off where it asks `retry_when`.
+            message.options["max_retries"] = 0
+            self._here.is_dead = True
 
     def after_skip_message(self, broker: Any, message: Any) -> None:
         """Free the key of a message that another middleware has skipped."""
@@ -222,6 +228,9 @@ class DedupMiddleware(Middleware):
             return function(*args, **kwargs) if replay is None else replay[0]
 
         return run
+
+    def _unless_dead(self, retry_when: Callable[..., bool]) -> Callable[..., bool]:
+        return lambda *args: not getattr(self._here, "is_dead", False) and retry_when(*args)
 
     def _forget(self) -> None:
         leave(getattr(self._here, "work", None))

@@ -238,7 +238,7 @@ VERBS: Final = (
         "[result] [TTL ms] ",
         _complete,
         "Record success",
-        "Record success: every duplicate gets `result`, for `ttl` or the namespace's; a claim's `ttl` is not used.",
+        "Record success: every duplicate gets `result`, for `ttl` or the namespace's (or ledger's), not the claim's.",
         "A completion in a batch.",
     ),
     _of_owner(

@@ -10,8 +10,7 @@ from typing import Any, ClassVar, Final, Generic, Self, TypeVar
 from ..checks import Seconds, call_text, shown, takes, with_article
 from ..codec import Codec
 from ..errors import ConfigError, UsageError
-from ..keys import Fingerprint
-from ..keys import fingerprint as as_fingerprint
+from ..keys import mark_of, marks_of
 from .bridge import InboxBridge, driver_over
 from .dialects.base import TableName
 from .drivers.base import run
@@ -19,27 +18,6 @@ from .receipt import AnyReceipt
 from .rules import MAX_RESULT, TABLE, Busy, InboxRules
 
 DAY: Final = 86_400.0
-
-
-def mark_of(fingerprint: Any) -> Fingerprint | None:
-    """Return the 16 bytes that a row keeps of a caller's `fingerprint=`."""
-    return None if fingerprint is None else as_fingerprint(fingerprint)
-
-
-def marks_of(fingerprints: Iterable[Any] | None, keys: Sequence[str]) -> list[Fingerprint | None]:
-    """Return a fingerprint for each key.
-
-    Raises:
-        ConfigError: the fingerprints are no list, or not as many as the keys.
-    """
-    if fingerprints is None:
-        return [None] * len(keys)
-    if isinstance(fingerprints, str | bytes) or not isinstance(fingerprints, Iterable):
-        raise ConfigError(f"fingerprints must be a list with one for each key, got {shown(fingerprints)}")
-    marks = [mark_of(each) for each in fingerprints]
-    if len(marks) != len(keys):
-        raise ConfigError(f"{len(marks)} fingerprints for {len(keys)} keys: give one for each")
-    return marks
 
 
 B = TypeVar("B")

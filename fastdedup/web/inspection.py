@@ -86,7 +86,7 @@ def place_of_request(
     caller = EVERYONE if principal is None else name_of_caller(principal, "principal")
     if caller == "":
         raise ConfigError(
-            "the principal is empty, and no record is of such a caller: leave it out if the route is open to everyone"
+            "the principal is empty, and no caller has an empty name: leave it out if the route is open to everyone"
         )
     if method.upper() == GATE:
         if tenant is not None:

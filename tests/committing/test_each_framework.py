@@ -196,7 +196,9 @@ def test_a_hook_that_fails_after_commit_does_not_say_undone(face: Face, key: str
     try:
         problem(face.pay(key), "commit-unknown", 503)
         if key is not None:
-            assert (face.pay(key).status_code, face.runs) == (201, 1), "whatever ends a duplicate's transaction"
+            assert (face.pay(key).status_code, face.runs) == (201, 1), (
+                "whatever ends a duplicate's transaction"
+            )
     finally:
         event.remove(Session, "after_commit", fail)
     assert face.effects() == ["n"]

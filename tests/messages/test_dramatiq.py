@@ -15,7 +15,7 @@ import redis
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.brokers.stub import StubBroker
 from dramatiq.encoder import PickleEncoder
-from dramatiq.middleware import Middleware, Pipelines, Retries, SkipMessage
+from dramatiq.middleware import Callbacks, Middleware, Pipelines, Retries, SkipMessage
 from dramatiq.results import ResultFailure, Results
 from dramatiq.results.backends import RedisBackend
 
@@ -51,7 +51,8 @@ class Queue:
     def __init__(self, server: RedisServer, dedup: Dedup) -> None:
         self.results = RedisBackend(client=redis.Redis(unix_socket_path=str(server.socket)))
         self.skipping = Skipping()
-        middleware = [Pipelines(), Retries(min_backoff=10, max_backoff=20), Results(backend=self.results)]
+        retries = Retries(min_backoff=10, max_backoff=20)
+        middleware = [Pipelines(), Callbacks(), retries, Results(backend=self.results)]
         middleware += [DedupMiddleware(dedup, wait=0.05), self.skipping]
         self.broker = RedisBroker(
             middleware=middleware, client=redis.Redis(unix_socket_path=str(server.socket))
@@ -241,6 +242,28 @@ def test_the_last_attempt_ends_in_the_dead_letters(
     until(lambda: queue.dead() == dead + 1, "it is a dead letter")
     queue.broker.join("default")
     assert (queue.runs[name], len([delay for delay in delays if delay])) == (runs, runs - 1)
+
+
+@pytest.mark.parametrize("options", [{}, {"retry_when": lambda *_: True}])
+def test_a_dead_letter_is_told_to_the_actors_that_hear_of_failures(
+    queue: Queue, name: str, options: dict[str, Any]
+) -> None:
+    told = []
+
+    def fail(name: str) -> None:
+        raise DeadLetterError(name)
+
+    def hears(option: str) -> str:
+        def hear(message: dict[str, Any], _: Any) -> None:
+            told.append((option, message["args"]))
+
+        actor = dramatiq.actor(hear, broker=queue.broker, actor_name=f"a{uuid.uuid4().hex}")
+        return str(actor.actor_name)
+
+    heard = {option: hears(option) for option in ("on_failure", "on_retry_exhausted")}
+    queue.actor(fail, **heard, **options).send(name)
+    until(lambda: len(told) == 2, "both are told")
+    assert sorted(told) == [(option, [name]) for option in heard]
 
 
 def test_work_that_lost_its_lease_is_no_dead_letter(name: str) -> None:

@@ -259,11 +259,11 @@ async def test_an_id_that_was_this_processes_own_may_be_anothers_by_now(
     async with AsyncExitStack() as stack:
         proxy = await stack.enter_async_context(proxied(redis_server))
         dedup = await stack.enter_async_context(Dedup(proxy.url, namespace="t", timeout=LONGER))
-        witness = await stack.enter_async_context(Dedup(redis_url, namespace="t", timeout=LONGER))
+        witness = await stack.enter_async_context(Dedup(redis_url, namespace="t", timeout=5.0))
         ours, theirs = [await gate.ledger("orders", **LEDGER).open() for gate in (dedup, witness)]
         assert theirs.view is not None
         with monkeypatch.context() as long_ago:
-            long_ago.setattr(granted, "monotonic", lambda: time.monotonic() - 4 * LONGER - 1.0)
+            long_ago.setattr(granted, "monotonic", lambda: time.monotonic() - 4 * 5.0 - 1.0)
             GRANTED.add(b"".join(theirs.view.addresses.find(b"order-2")))
         hold_for(proxy, 1.1 * LONGER)
         call = asyncio.ensure_future(ours.first("order-2"))

@@ -192,6 +192,7 @@ async def test_a_refusal_by_the_sidecars_policy_is_not_asked_of_the_clients(
     server, sidecar = outage
     async with Dedup(sidecar.url, namespace="strict", timeout=5, on_unavailable=LocalLRU()) as dedup:
         held, ledger = await dedup.claim("held"), dedup.ledger("done", window=timedelta(days=1), capacity=100)
+        later = await dedup.claim("later")
         await ledger.first("id")
         server.kill()
         for ask in (
@@ -204,6 +205,9 @@ async def test_a_refusal_by_the_sidecars_policy_is_not_asked_of_the_clients(
             with pytest.raises(UnavailableError) as refused:
                 await ask()
             assert refused.value.retry_after == 7.0
+        await later.settlement.free(after=1.0)
+        with pytest.raises(UnavailableError):
+            await dedup.claim("later")
         assert dedup.breaker is BreakerState.CLOSED
 
 

@@ -136,7 +136,7 @@ async def test_many_waiting_claims_look_in_turns() -> None:
 
 
 @pytest.mark.parametrize(
-    "fingerprints", ["ab", b"ab", 7, iter(["a", "b"])], ids=["text", "bytes", "int", "iterator"]
+    "fingerprints", ["ab", b"ab", 7, {"a", "b"}, {"a": 1, "b": 2}], ids=lambda given: type(given).__name__
 )
 async def test_fingerprints_that_are_no_list_are_refused(fingerprints: Any) -> None:
     """The characters of a text would be the fingerprints."""

@@ -281,7 +281,7 @@ def check_query(query: str) -> None:
 
 
 def check_path(parts: SplitResult, options: dict[str, Any]) -> None:
-    """Refuse mistakes that redis-py accepts: a socket without its whole path, a database that is no number, or two."""
+    """Refuse what redis-py accepts: a socket without its whole path, a database that is no number, two databases."""
     if parts.scheme == "unix":
         # redis-py drops it, and connecting would report an outage of another socket.
         if parts.hostname is not None:

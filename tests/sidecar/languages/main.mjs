@@ -6,7 +6,7 @@ const [key, command] = process.argv.slice(2);
 const result = await once(key, (fence) => {
   const { status } = spawnSync("sh", ["-c", command]);
   if (status === 5) return null;
-  if (status) throw status === 4 ? "the work failed" : new Error("the work failed");
+  if (status !== 0) throw status === 4 ? "the work failed" : new Error("the work failed");
   return { for: "Zoë", fresh: fence > 0 };
 });
 console.log(JSON.stringify(result));
