@@ -248,26 +248,31 @@ class Executor:
         """Release a claim whose caller was cancelled."""
         self.connection.free_orphan(op)
 
-    def release_later(self, wire: bytes, owner: bytes) -> None:
-        """Free a claim whose holder will not learn of it, as soon as the store takes the release."""
-        if self.connection.engine is not None:
-            self.connection.keep(self._release(wire, owner))
+    def release_later(self, wire: bytes, owner: bytes, *, consumed: bool = False) -> None:
+        """Free a claim whose holder will not learn of it, as soon as the store takes the release.
 
-    async def _release(self, wire: bytes, owner: bytes) -> None:
+        `consumed`: the claim used a token in one step, which is issued again.
+        """
+        if consumed:
+            GRANTED.discard(wire)
+        if self.connection.engine is not None:
+            self.connection.keep(self._release(ReleaseOp(wire, owner, 0, consumed=consumed)))
+
+    async def _release(self, op: ReleaseOp) -> None:
         try:
-            await self.run(ReleaseOp(wire, owner, 0))
+            await self.run(op)
         except ShortfallError:
             raise  # it was done
         except UnavailableError:
-            self.free_if_held(wire, owner)
+            self.free_if_held(op.wire, op.owner, consumed=op.consumed)
 
-    def free_if_held(self, wire: bytes, owner: bytes) -> None:
+    def free_if_held(self, wire: bytes, owner: bytes, *, consumed: bool = False) -> None:
         """Free a key as soon as the store answers, if this owner holds it: its claim may take effect late.
 
         If another claim of this owner is under way, the key is left to that claim.
         """
         if not self.connection.is_asked_for(wire, owner):
-            self.connection.orphans.put((wire, owner), Orphan())
+            self.connection.orphans.put((wire, owner), Orphan(consumed))
 
     def leave_to_owner(self, wire: bytes, owner: bytes) -> None:
         """Free a key no more: its owner asks for it again, or has it again."""

@@ -8,6 +8,7 @@ from typing import Any
 from ..core.counters import GateCounters, outcome_of
 from ..errors import ConfigError, InvalidKeyError, ResultError, ResultTooLargeError
 from .ledgers import LedgerSettingsError
+from .releases import Undoable
 
 
 class Counters(GateCounters):
@@ -27,6 +28,8 @@ def outcome_found(found: Any) -> str:
     A claim's verdict has its outcome; `absent` is a record that does not exist, and anything else is `ok`. An error
     is counted by `outcome_of`.
     """
+    if type(found) is Undoable:
+        found = found.found
     return "absent" if found is None or found is False else outcome_of(found)
 
 

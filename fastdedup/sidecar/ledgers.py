@@ -16,11 +16,11 @@ from ..kernel.codes import Code
 from ..kernel.operations import OwnerOp
 from ..kernel.owners import owner_field
 from ..ledger.client import Ledger
-from ..ledger.ids import number_in, record_wire
+from ..ledger.ids import listed_bytes, number_in, record_wire
 from ..ledger.operations import LedgerPlace
 from ..model import LedgerStats
 from .ephemeral import EphemeralClaims
-from .releases import Holding
+from .releases import Holding, Undoable
 
 MAX_IDS = 1000
 """The ids that one call may have."""
@@ -57,10 +57,12 @@ class ServedLedger:
         """The namespace that it belongs to."""
         return self.dedup.settings.namespace
 
-    async def first(self, ids: Sequence[Any], owner: str | None) -> list[bool]:
+    async def first(self, ids: Sequence[Any], owner: str | None) -> Undoable:
         """Remember ids; errors are those of `Ledger.first_many`. If it is cancelled, it forgets its ids again."""
         with _settings_are_ours():
-            return await self._ledger.first_many(self._ids(ids), owner=owner)
+            data = listed_bytes(self._ids(ids), dense=self._ledger.dense)
+            answers, forget = await self._ledger.first_undoable(data, owner)
+        return Undoable(answers, (forget,) if owner is None and any(answers) else ())
 
     async def seen(self, ids: Sequence[Any]) -> list[bool]:
         """Return whether each id is remembered."""

@@ -1,4 +1,4 @@
-"""Frees the claims of clients that have gone: a few at a time, again and again until their leases end.
+"""Takes back what a client was granted and does not learn of, and frees the claims of clients that have gone.
 
 A client may leave 10,000 claims at once. They go to the store in small batches with a pause after each, so that other
 clients keep their rate. If the store does not answer, each claim is tried again.
@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from time import monotonic
+from typing import Any, NamedTuple
 
 from ..backoff import Backoff
 from ..errors import DedupError, UnavailableError
@@ -21,6 +22,16 @@ from ..kernel.operations import ReleaseOp, Reply
 
 Holding = tuple[Dedup, bytes, bytes]
 """A claim that a client holds: its `Dedup`, its store key, its owner field."""
+Grant = Holding | Callable[[], None]
+"""What a client has only if it gets the answer: a claim with a drawn owner; or what undoes a use, or forgets ids."""
+
+
+class Undoable(NamedTuple):
+    """What a request has found, and what it was granted."""
+
+    found: Any
+    grants: Sequence[Grant]
+
 
 _BATCH = 64
 """Claims that are released at once: Redis takes 0.2 ms for them, the sidecar 1 ms."""
@@ -29,10 +40,14 @@ _SHARE = 2.0
 _UNANSWERED = Backoff(0.02, 0.4, steady=1.0)
 
 
-def release_soon(holdings: Iterable[Holding]) -> None:
-    """Free claims whose client does not learn of them, as soon as the store takes the releases."""
-    for dedup, wire, owner in holdings:
-        dedup.gate.release_later(wire, owner)
+def take_back(grants: Iterable[Grant]) -> None:
+    """Undo what was granted to a client that does not get the answer, as soon as the store takes that."""
+    for grant in grants:
+        if isinstance(grant, tuple):
+            dedup, wire, owner = grant
+            dedup.gate.release_later(wire, owner)
+        else:
+            grant()
 
 
 class ReleaseQueue:

@@ -35,7 +35,7 @@ from .ledgers import ServedLedger
 from .limits import MOST_LISTED, MOST_LISTING_MS, LimitError
 from .namespaces import Namespaces
 from .record_facts import facts_of
-from .releases import Holding
+from .releases import Holding, Undoable
 from .wire_verbs import VERBS, WireVerb
 
 _ACQUIRED: Final = Outcome.ACQUIRED
@@ -136,7 +136,7 @@ def dedup_of(home: Home) -> Dedup:
 
 Begun = tuple[Home, Callable[[], Coroutine[Any, Any, Any]]]
 """A request that was checked: the namespace or the ledger that it is about, and what does what it asks for, and
-returns what was found or done."""
+returns what was found or done; `Undoable` if only the answer tells of that."""
 Begin = Callable[[Namespaces, Any, Any], Begun]
 """Checks a verb's request, which both wires read into an object with the same attributes; the last argument is the
 client's process."""
@@ -279,9 +279,12 @@ async def issue(namespaces: Namespaces, dedup: Dedup, ask: Any, peer: Any) -> di
     return {"token": token, "ttl": round(dedup.settings.token_ttl * 1000) if ask.ttl is None else ask.ttl}
 
 
-async def consume(namespaces: Namespaces, dedup: Dedup, ask: Any, peer: Any) -> Verdict:
+async def consume(namespaces: Namespaces, dedup: Dedup, ask: Any, peer: Any) -> Undoable:
     """Use a token up; return the verdict."""
-    return await dedup.gate.use(token_op(dedup.gate, PLAIN, ask.token, ask.subject, Mode.CONSUME))
+    op = token_op(dedup.gate, PLAIN, ask.token, ask.subject, Mode.CONSUME)
+    verdict = await dedup.gate.use(op)
+    undo = partial(dedup.gate.release_later, op.wire, op.owner, consumed=True)
+    return Undoable(verdict, (undo,) if verdict.outcome is _ACQUIRED else ())
 
 
 # Showing, forgetting

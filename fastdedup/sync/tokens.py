@@ -7,9 +7,6 @@ from typing import Any
 from ..checks import Seconds
 from ..claim import Claim as AsyncClaim
 from ..core.options import ClaimOptions
-from ..errors import UnavailableError
-from ..kernel.granted import GRANTED
-from ..kernel.operations import ReleaseOp
 from ..model import Outcome
 from ..tokens import Tokens as AsyncTokens
 from .background import Bound
@@ -99,13 +96,4 @@ class Tokens:
 def _take_back(claim: AsyncClaim) -> None:
     """Take back a use whose caller was interrupted before its answer reached him; a named caller can ask again."""
     if claim.acquired and not claim.settlement.op.named:
-        claim.settlement.gate.connection.keep(_unused(claim))
-
-
-async def _unused(claim: AsyncClaim) -> None:
-    wire, owner = claim.settlement.held_key
-    GRANTED.discard(wire)
-    try:
-        await claim.settlement.gate.run(ReleaseOp(wire, owner, claim.fence, consumed=True))
-    except UnavailableError:  # as soon as the store answers
-        claim.settlement.gate.connection.orphans.add(claim.settlement.op, claim.fence)
+        claim.settlement.gate.release_later(*claim.settlement.held_key, consumed=True)

@@ -71,7 +71,7 @@ async def test_a_batch_leaves_nothing_to_the_garbage_collector() -> None:
             gc.enable()
     statuses = [each["status"] for each in orjson.loads(answer.text)]
     assert statuses == [201] * 30 + [409] * 2 + [422]
-    assert len(answer.held) == 30
+    assert len(answer.grants) == 30
 
 
 BODIES = [

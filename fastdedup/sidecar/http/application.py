@@ -84,7 +84,7 @@ class HttpApp:
             answer = problem(self._namespaces.memory.full(), self._namespaces.counters)
             headers, body = _text(answer)
         head = _head(answer.status, headers)
-        connection.respond(head, b"" if bodiless else body, answer.held, close=CLOSE in headers)
+        connection.respond(head, b"" if bodiless else body, answer.grants, close=CLOSE in headers)
 
     async def _answer(self, connection: HttpProtocol, request: HttpRequest) -> HttpAnswer:
         try:

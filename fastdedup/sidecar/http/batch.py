@@ -20,7 +20,7 @@ from ...kernel.owners import draw_owner
 from ...model import Outcome
 from ..limits import LimitError
 from ..namespaces import Namespaces
-from ..releases import Holding, release_soon
+from ..releases import Grant, take_back
 from ..reply_memory import LARGE
 from ..turns import TaskLine
 from ..verbs import Asked, needs_a_task
@@ -80,14 +80,14 @@ class BatchRequest:
         self._client = client
         self._one_client = Client(client.peer, client.request, None)
         # Mutable: a place for each answer, in order; the tasks of requests that need one, apart those that wait for a
-        # key or consume a token; does a request end if the client hangs up; the claims that were won; the text of
+        # key or consume a token; does a request end if the client hangs up; what was granted; the text of
         # those that the latest verdict grants.
         self._places: list[BatchClaim | Told] = []
         self._brief = TaskLine(namespaces.turns.brief, "fastdedup-batch")
         self._patient = TaskLine(namespaces.turns.waiting, "fastdedup-batch")
         self._consuming = TaskLine(namespaces.turns.brief, "fastdedup-batch")
         self._watches = False
-        self.held: list[Holding] = []
+        self.grants: list[Grant] = []
         self.acquired = AcquiredText(b'{"status":201,"body":', b"}")
         # Mutable: how many answers are missing; the bytes that large ones have reserved; the future that the last one
         # sets; did the client hang up.
@@ -115,7 +115,7 @@ class BatchRequest:
             elif self.left:
                 await self._all
             text = b"[%b]" % b",".join([place.text for place in self._places])
-            return HttpAnswer(200, text, None, self.held)
+            return HttpAnswer(200, text, None, self.grants)
         except BaseException:
             self._give_up()
             self._brief.clear()
@@ -128,7 +128,7 @@ class BatchRequest:
 
     def told(self, place: BatchClaim | Told, answer: HttpAnswer) -> None:
         """Take the answer to a request, unless that is a claim that was won."""
-        self.held += answer.held
+        self.grants += answer.grants
         if self.given_up:
             self._take_back()
         text = answer.text
@@ -176,8 +176,8 @@ class BatchRequest:
         self._take_back()
 
     def _take_back(self) -> None:
-        release_soon(self.held)
-        self.held = []
+        take_back(self.grants)
+        self.grants = []
 
     def _begin(self, ask: Any) -> BatchClaim | Told:
         """Begin a request; return the place that its answer will take."""
@@ -251,7 +251,7 @@ class BatchRequest:
             answer = await HANDLERS[ask.op](self._namespaces, ask, self._one_client)
         except Exception as fault:  # noqa: BLE001 -- the client gets every error as an answer
             answer = problem(fault, self.counters)
-        if answer.held:  # a claim that a drawn owner has won
+        if answer.grants and ask.op in _WAITING:  # a claim that a drawn owner has won
             place.ends = perf_counter() + answer.facts["lease"] / 1000
         self.told(place, answer)
 
@@ -294,7 +294,7 @@ class BatchClaim(Asked):
                 return
             batch.told(self, told(dedup, op, verdict))
             return
-        batch.held.append((dedup, op.wire, op.owner))
+        batch.grants.append((dedup, op.wire, op.owner))
         self.ends = batch.since + verdict.left_ms / 1000  # the lease began then, or a little later
         self.text = batch.acquired.text(verdict, op.owner)
         batch.left -= 1

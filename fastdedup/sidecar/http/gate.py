@@ -119,7 +119,7 @@ def _judged(ask: GateQuery, wanted: Any, namespaces: Namespaces, answer: HttpAns
     outcome = facts["outcome"]
     if outcome == "acquired":
         name = ask.namespace or namespaces.root.settings.namespace
-        return _passed(facts | {"key": wanted.key, "namespace": name}, answer.held)
+        return _passed(facts | {"key": wanted.key, "namespace": name}, answer.grants)
     if outcome == "in_progress" and ask.once is not None:  # its holder has passed, and never settles it
         facts = problems.PASSED_BEFORE.facts(**_claim_facts(facts) | {"outcome": "succeeded"})
         return _stopped(ask, problems.PASSED_BEFORE.status, "succeeded", facts | {"retry_after": None})
@@ -212,8 +212,8 @@ def _one(request: HttpRequest, name: str) -> bytes | None:
 # Answers
 
 
-def _passed(facts: dict[str, Any], held: Any) -> HttpAnswer:
-    answer = HttpAnswer(200, facts, None, held)
+def _passed(facts: dict[str, Any], grants: Any) -> HttpAnswer:
+    answer = HttpAnswer(200, facts, None, grants)
     names = ("outcome", "key", "namespace", "owner", "fence", "attempt", "lease")
     told = [(name, str(facts[name])) for name in names if name in facts]
     if facts.get("degraded"):

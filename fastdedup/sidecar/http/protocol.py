@@ -21,7 +21,7 @@ from ...failures import log
 from ...web.problems import ProblemType
 from ..hangup import hung_up
 from ..limits import Limits
-from ..releases import Holding, release_soon
+from ..releases import Grant, take_back
 from ..reply_memory import ReplyMemory, UnreadReplies
 from ..request_memory import PLACE, RequestShare
 from ..turns import Turns
@@ -61,15 +61,15 @@ class HttpProtocol(asyncio.Protocol):
         # Requests behind one that asks to close are parsed, and never answered: they are no fault of the first one.
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
         # Mutable, of the connection: its transport; its client's process, if the system tells it; its flow; the bytes
-        # that the client has not read; has the client hung up; callbacks for its end; the claims that the answer on
-        # its way gives.
+        # that the client has not read; has the client hung up; callbacks for its end; what the answer on its way
+        # grants.
         self.transport: asyncio.Transport
         self.peer: Any = None
         self.flow: Flow
         self.unread: UnreadReplies
         self.gone = False
         self.on_gone: list[Callable[[], None]] = []
-        self.handing_over: Sequence[Holding] = ()
+        self.handing_over: Sequence[Grant] = ()
         # Mutable: the bytes of the running request's body that the application has taken; the bytes of all requests
         # that have come in part, or wait.
         self.body_taken = 0
@@ -210,7 +210,7 @@ class HttpProtocol(asyncio.Protocol):
         return True
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Release the claims of an answer that the client surely did not get (asyncio calls this)."""
+        """Take back the grants of an answer that the client surely did not get (asyncio calls this)."""
         self.gone = True
         self._state.connections.discard(self)
         for forget in self.on_gone:
@@ -226,7 +226,7 @@ class HttpProtocol(asyncio.Protocol):
                 request.hang_up()
         self.parser = None  # it refers to this object: no cycle is left behind
         if exc is not None:  # the client closed before it read our bytes, or before we wrote
-            release_soon(self.handing_over)
+            take_back(self.handing_over)
 
     def pause_writing(self) -> None:
         """Wait for a client that does not read, for some seconds (asyncio calls this)."""
@@ -243,9 +243,9 @@ class HttpProtocol(asyncio.Protocol):
     # The memory's call
 
     def cut(self) -> None:
-        """Close at once; release the claims of an answer that was not sent whole."""
+        """Close at once; take back the grants of an answer that was not sent whole."""
         if self.transport.get_write_buffer_size():
-            release_soon(self.handing_over)
+            take_back(self.handing_over)
         self.transport.abort()
 
     # The parser's calls
@@ -408,32 +408,32 @@ class HttpProtocol(asyncio.Protocol):
         if self.flow.write_paused and not self.gone:
             await self.flow.drain()
 
-    def respond(self, head: bytes, body: bytes, held: Sequence[Holding], *, close: bool = False) -> None:
+    def respond(self, head: bytes, body: bytes, grants: Sequence[Grant], *, close: bool = False) -> None:
         """Answer the running request in one write.
 
         Args:
             head: the status line and the headers except date and connection, each with its line end.
             body: the whole body.
-            held: the claims to release if the client surely does not get this answer.
+            grants: what to take back if the client surely does not get this answer.
             close: refuse further requests.
         """
         if self.gone or self.transport.is_closing():  # it closes in this turn of the loop, and writes no more
-            release_soon(held)
+            take_back(grants)
             return
         request = cast(HttpRequest, self._running)
         end = _END if request.keep_alive and not close else _CLOSE
         request.answered = True
         self.body_taken = 0
         own = [b"%b: %b\r\n" % header for header in self._state.default_headers]
-        self._send(b"".join((head, *own, end, body)), held)
+        self._send(b"".join((head, *own, end, body)), grants)
         request.tell()
         if end is _CLOSE:
             self.transport.close()
         self._next()
 
-    def _send(self, data: bytes, held: Sequence[Holding] = ()) -> None:
-        """Send this; what was sent before may be read by now, so its claims are the client's."""
-        self.handing_over = held
+    def _send(self, data: bytes, grants: Sequence[Grant] = ()) -> None:
+        """Send this; what was sent before may be read by now, so its grants are the client's."""
+        self.handing_over = grants
         self.transport.write(data)
         if self.unread.since:
             self.unread.add(len(data))

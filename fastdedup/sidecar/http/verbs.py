@@ -24,7 +24,7 @@ from ...model import Outcome
 from ...tasks import wait_then_stop
 from ..counters import Counters, is_bad, outcome_found
 from ..namespaces import Namespaces
-from ..releases import Holding
+from ..releases import Grant, Undoable
 from ..verbs import BEGIN, as_json, claim_in, dedup_of, held_in, home_of, op_of, options_of
 from ..wire_verbs import VERBS, WireVerb
 from . import problems
@@ -80,18 +80,18 @@ class HttpAnswer:
 
     Args:
         retry_ms: after how many ms another try makes sense.
-        held: the claims to release if the client does not get the answer.
+        grants: what to take back if the client does not get the answer.
     """
 
-    __slots__ = ("facts", "headers", "held", "retry_ms", "status")
+    __slots__ = ("facts", "grants", "headers", "retry_ms", "status")
 
     def __init__(
-        self, status: int, facts: Any, retry_ms: int | None = None, held: Sequence[Holding] = ()
+        self, status: int, facts: Any, retry_ms: int | None = None, grants: Sequence[Grant] = ()
     ) -> None:
         self.status = status
         self.facts = facts
         self.retry_ms = retry_ms
-        self.held = held
+        self.grants = grants
         self.headers: list[tuple[bytes, bytes]] | None = None
 
     @property
@@ -292,7 +292,11 @@ def _handler(verb: WireVerb) -> Handler:
         found = await _count(namespaces, dedup_of(home), verb.name, work, outcome_found)
         if verb.of_owner:
             namespaces.ephemeral.changed(dedup_of(home), found)
-        return answer(found)
+        if type(found) is not Undoable:
+            return answer(found)
+        told = answer(found.found)
+        told.grants = found.grants
+        return told
 
     return handle
 

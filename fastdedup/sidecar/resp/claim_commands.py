@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from binascii import hexlify
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from functools import partial
 from time import monotonic
 from typing import Any, Final
@@ -18,7 +18,7 @@ from ...kernel.operations import ClaimOp, Verdict
 from ...kernel.owners import draw_owner, owner_text
 from ...model import Outcome
 from ..fields import text_of
-from ..releases import Holding
+from ..releases import Grant, Holding
 from ..reply_memory import LARGE
 from ..verbs import Asked, Home, claim_in, dedup_of, held_in, home_of, needs_a_task, op_of, options_of
 from ..wire_verbs import VERBS
@@ -101,15 +101,18 @@ class SlowClaim:
         # By `time.monotonic()`. The WAIT begins now, even if its command begins later.
         self._ends = monotonic() + options.wait / 1000 if options.wait else 0.0
 
-    async def __call__(self) -> tuple[bytes, str]:
-        """Return the reply and its outcome."""
+    async def __call__(self) -> tuple[bytes, str, Sequence[Grant]]:
+        """Return the reply, its outcome, and what it grants."""
         connection, named = self._connection, None
         if self._options.owner is not None:
             named = await held_in(self.home, self._key, self._options.owner)
             connection.namespaces.ephemeral.claimed_again(named)
-        settlement = (await self._claim(named)).settlement
-        verdict = settlement.verdict
-        return verdict_reply(verdict, settlement.held_key[1], self._resp3), verdict.outcome
+        claim = await self._claim(named)
+        (wire, owner), verdict = claim.settlement.held_key, claim.settlement.verdict
+        grants: Sequence[Grant] = ()
+        if claim.acquired and named is None and not self._ephemeral:
+            grants = ((dedup_of(self.home), wire, owner),)
+        return verdict_reply(verdict, owner, self._resp3), verdict.outcome, grants
 
     def run(self, verb: str) -> ReplyPlace:
         """Run in a task; return the place of the reply."""
@@ -121,10 +124,7 @@ class SlowClaim:
         return claim_in(self.home, options, self._key, self._mark)
 
     async def _claim(self, named: Holding | None) -> Claim:
-        """Claim; `named`: what a chosen owner holds then.
-
-        If the client has gone meanwhile, a drawn owner's claim is released: no client knows that owner.
-        """
+        """Claim; `named`: what a chosen owner holds then."""
         connection, dedup = self._connection, dedup_of(self.home)
         call = self.call(self._options.but(wait=max(0.0, self._ends - monotonic())))
         if not self._ephemeral:
@@ -132,8 +132,6 @@ class SlowClaim:
             if answer.acquired:
                 holding = (dedup, *answer.settlement.held_key)
                 connection.namespaces.ephemeral.won_again(holding, connection.holdings)
-                if named is None and connection.has_gone():  # no client knows the owner
-                    connection.hold(holding, answer.settlement.verdict.left_ms)
             return answer
         connection.holdings.ask()
         try:
@@ -165,13 +163,14 @@ class SlowRedeem(SlowClaim):
 class Claiming(Asked):
     """A claim under way, and its place in the order of replies."""
 
-    __slots__ = ("_at", "_connection", "ephemeral", "reply", "resp3")
+    __slots__ = ("_at", "_connection", "ephemeral", "grants", "reply", "resp3")
 
     size = 0
 
     def __init__(self, connection: RespConnection, dedup: Dedup, op: ClaimOp, ephemeral: bool) -> None:
         super().__init__(dedup, op)
         self.reply: bytes | None = None
+        self.grants: Sequence[Grant] = ()
         self._at = connection.at  # 0.0 once the claim was answered, and is asked for again
         self._connection = connection
         self.ephemeral = ephemeral
@@ -179,7 +178,7 @@ class Claiming(Asked):
 
     def done(self) -> bool:
         """True once the claim is answered, or its client has gone; the engine then releases the claim."""
-        return self._connection.has_gone() or self._op is None
+        return self._connection.gone or self._op is None
 
     def answered(self, dedup: Dedup, op: ClaimOp, verdict: Verdict) -> None:
         """Reply with the verdict. The record of a claim that is asked for again may have ended: then it is won."""
@@ -191,6 +190,8 @@ class Claiming(Asked):
         if verdict.outcome is _ACQUIRED:
             if self.ephemeral:
                 connection.hold((dedup, op.wire, op.owner), verdict.left_ms)
+            else:
+                self.grants = ((dedup, op.wire, op.owner),)
             if not self.resp3:
                 connection.answer(self, acquired_reply(verdict, op.owner))
                 return

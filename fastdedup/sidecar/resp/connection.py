@@ -18,22 +18,17 @@ from ..counters import is_bad
 from ..ephemeral import Holdings
 from ..hangup import hung_up
 from ..namespaces import Namespaces
-from ..releases import Holding
+from ..releases import Holding, take_back
 from ..reply_memory import LARGE, UnreadReplies
 from ..request_memory import PLACE, RequestShare
 from .backlog import PIECE, Backlog
-from .errors import error_reply, unknown_command
+from .errors import SHUTTING_DOWN, TOO_MUCH, error_reply, unknown_command
 from .frames import FrameError, Frames, error
 from .large import LargeReplies, LargeReply
 from .reply_places import ReplyPlace, Slot, TaskCommand, Work, tasks_of
 
-_TOO_MUCH = error(
-    "UNAVAILABLE", "1000 requests take too much memory (limits.requests_in_all): send fewer at once"
-)
 _IN_ONE_TURN = 32
 """The commands of one client that run in one turn of the loop: 1,000 of 100 clients each would take 0.7 s."""
-_SHUTTING_DOWN = error("UNAVAILABLE", "1000 the sidecar is shutting down; connect again")
-
 
 Command = Callable[["RespConnection", list[bytes]], bytes | ReplyPlace]
 """Takes the connection and the command's parts; returns the reply, or the place that gets it later."""
@@ -157,13 +152,16 @@ class RespConnection(asyncio.Protocol):
         return bool(self.places)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Release the EPHEMERAL claims of a client that has gone (asyncio calls this)."""
+        """Take back what the client was granted and not told; end its EPHEMERAL claims (asyncio calls this)."""
         self.gone = True
         self._connections.discard(self)
         if self._timer is not None:
             self._timer.cancel()
         self._frames.give_up()  # other objects know this one, so it stays until the garbage collector comes
         self._backlog.clear()
+        for place in self.places:
+            if place.reply is not None:
+                take_back(place.grants)
         self.places.clear()
         for line in self.tasks:
             line.clear()
@@ -216,7 +214,7 @@ class RespConnection(asyncio.Protocol):
 
     # The commands' calls
 
-    def has_gone(self) -> bool:
+    def _has_gone(self) -> bool:
         """True if no client reads the replies. One that has closed its sending side may be gone without a sign."""
         if self._draining and not self.gone and hung_up(self.transport):
             self.gone = True
@@ -225,12 +223,14 @@ class RespConnection(asyncio.Protocol):
 
     def answer(self, slot: ReplyPlace, reply: bytes) -> None:
         """Give a command its reply. The replies of one turn of the loop go out in one write."""
+        if self.gone or (self._draining and self._has_gone()):
+            take_back(slot.grants)
+            return
         places = self.places
         if len(places) == 1 and not self._flushing and places[0] is slot:
             # Not by `_flush`, which looks for more.
             places.popleft()
-            if not self.gone:
-                self._send(reply)
+            self._send(reply)
             self._flushed()
             return
         slot.reply = reply
@@ -329,7 +329,7 @@ class RespConnection(asyncio.Protocol):
             if self._draining:
                 if self._has_left:
                     return
-                answer = _SHUTTING_DOWN
+                answer = SHUTTING_DOWN
             elif handler is None:
                 self.counters.bad_requests += 1
                 answer = unknown_command(command[0])
@@ -346,8 +346,10 @@ class RespConnection(asyncio.Protocol):
 
     def _flush(self) -> None:
         self._flushing = False
+        if self.gone:
+            return
         self._write()
-        while self._waiting and not self.unread.since and not self.gone and self._build_first():
+        while self._waiting and not self.unread.since and self.places and self.large.build(self.places[0]):
             self._write()
         self._flushed()
 
@@ -373,7 +375,7 @@ class RespConnection(asyncio.Protocol):
         while places and (reply := places[0].reply) is not None:
             out.append(reply)
             places.popleft()
-        if out and not self.gone:
+        if out:
             self._send(b"".join(out))
 
     def _send(self, data: bytes) -> None:
@@ -395,23 +397,6 @@ class RespConnection(asyncio.Protocol):
             if unread + self.large.held > most:
                 self._pause()
 
-    def _build_first(self) -> bool:
-        """Build the reply whose turn has come; return False if it is not there yet."""
-        if not self.places:
-            return False
-        place = self.places[0]
-        large = self.large.take(place)
-        if large is None:
-            return False
-        if large.build is not None:
-            place.reply = large.build()
-        elif large.again is not None:
-            try:
-                large.again()
-            except Exception as fault:  # noqa: BLE001 -- the client gets every error as a reply
-                place.reply = error_reply(fault)
-        return place.reply is not None
-
     def _weigh(self) -> None:
         """Count what this client's commands take."""
         kept = sum([place.size if place.reply is None else len(place.reply) for place in self.places])
@@ -424,7 +409,7 @@ class RespConnection(asyncio.Protocol):
         if self.places:
             self.cut()
         elif not self.gone:
-            self._farewell = _TOO_MUCH
+            self._farewell = TOO_MUCH
             self._hang_up()
 
     def count_pending(self) -> None:

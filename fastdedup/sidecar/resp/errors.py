@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from ...errors import ClaimLostError, DedupError, UnavailableError
 from ...failures import log
 from ..access import ForbiddenError
 from ..verbs import without_addresses
 from .frames import error
+
+TOO_MUCH: Final = error(
+    "UNAVAILABLE", "1000 requests take too much memory (limits.requests_in_all): send fewer at once"
+)
+SHUTTING_DOWN: Final = error("UNAVAILABLE", "1000 the sidecar is shutting down; connect again")
 
 
 def error_reply(fault: Exception) -> bytes:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ..reply_memory import ReplyMemory
+from .errors import error_reply
+from .reply_places import ReplyPlace
 
 Build = Callable[[], bytes]
 _AHEAD = 1024 * 1024
@@ -76,6 +78,20 @@ class LargeReplies:
             if id(payload) in self._sharers and not self._memory.has_room(len(payload)):
                 self._let_go_of_sharers(payload)
         return reply
+
+    def build(self, place: ReplyPlace) -> bool:
+        """Give a place its large reply, because its turn has come; return False if the reply is not there yet."""
+        large = self.take(place)
+        if large is None:
+            return False
+        if large.build is not None:
+            place.reply = large.build()
+        elif large.again is not None:
+            try:
+                large.again()
+            except Exception as fault:  # noqa: BLE001 -- the client gets every error as a reply
+                place.reply = error_reply(fault)
+        return place.reply is not None
 
     def reserve(self, size: int) -> bool:
         """Reserve bytes for a part of a reply; return False if there is no room."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 from ...core.counters import outcome_of
 from ...gateway import Dedup
 from ..counters import Counters, is_bad
+from ..releases import Grant
 from ..reply_memory import LARGE
 from ..turns import TaskLine, Turns
 from .errors import error_reply
@@ -22,6 +23,8 @@ class ReplyPlace(Protocol):
     """None until the command is answered."""
     size: int
     """The bytes of the command that it keeps until then, if they are many."""
+    grants: Sequence[Grant]
+    """What the reply grants: it is taken back if the reply is never written."""
 
 
 class Slot:
@@ -30,13 +33,14 @@ class Slot:
     __slots__ = ("reply",)
 
     size = 0
+    grants: Sequence[Grant] = ()
 
     def __init__(self, reply: bytes | None = None) -> None:
         self.reply = reply
 
 
-Work = Callable[[], Coroutine[Any, Any, tuple[bytes, str]]]
-"""A command that runs in a task; returns the reply, and in one word its outcome, for the counters."""
+Work = Callable[[], Coroutine[Any, Any, tuple[bytes, str, Sequence[Grant]]]]
+"""A command that runs in a task; returns the reply, in one word its outcome, for the counters, and what it grants."""
 
 
 class Replies(Protocol):
@@ -62,7 +66,18 @@ class TaskCommand:
     """
 
     # No Slot: a compiled class with __call__ crashes if its base has none.
-    __slots__ = ("connection", "dedup", "line", "repeatable", "reply", "since", "size", "verb", "work")
+    __slots__ = (
+        "connection",
+        "dedup",
+        "grants",
+        "line",
+        "repeatable",
+        "reply",
+        "since",
+        "size",
+        "verb",
+        "work",
+    )
 
     def __init__(
         self,
@@ -76,6 +91,7 @@ class TaskCommand:
         repeatable: bool,
     ) -> None:
         self.reply: bytes | None = None
+        self.grants: Sequence[Grant] = ()
         self.size = 0
         self.connection = connection
         self.work = work
@@ -93,7 +109,7 @@ class TaskCommand:
         """Answer with what the command returns or raises, and count that, the first time that it runs."""
         connection = self.connection
         try:
-            reply, outcome = await self.work()
+            reply, outcome, self.grants = await self.work()
         except Exception as fault:  # noqa: BLE001 -- the client gets every error as a reply
             connection.counters.bad_requests += is_bad(fault)
             reply, outcome = error_reply(fault), outcome_of(fault)

@@ -37,6 +37,7 @@ from ..counters import outcome_found
 from ..fields import MAX_NUMBER, number_of, text_of
 from ..limits import MOST_PAGE, LimitError
 from ..namespaces import Namespaces
+from ..releases import Grant
 from ..reply_memory import LARGE
 from ..verbs import forgotten_audit, list_audit, without_addresses
 from .connection import Command, RespConnection
@@ -358,10 +359,10 @@ def eviction(connection: RespConnection, command: list[bytes]) -> ReplyPlace:
     """`FD.EVICTION`: the reply is what the sidecar's store does when its memory is full, or null."""
     root, resp3 = connection.namespaces.root, connection.resp3
 
-    async def work() -> tuple[bytes, str]:
+    async def work() -> tuple[bytes, str, Sequence[Grant]]:
         backend = root.gate.connection.store
         policy = await backend.eviction_policy() if isinstance(backend, AdminStore) else None
-        return encode_value(policy, resp3), outcome_found(policy)
+        return encode_value(policy, resp3), outcome_found(policy), ()
 
     return connection.spawn(work, root, "eviction")
 
@@ -378,7 +379,7 @@ def page(connection: RespConnection, command: list[bytes]) -> ReplyPlace:
     connection.count_pending()
     namespaces.access.admit("list")
 
-    async def work() -> tuple[bytes, str]:
+    async def work() -> tuple[bytes, str, Sequence[Grant]]:
         backend: Any = dedup.gate.connection.store
         if not isinstance(backend, AdminStore):
             raise ConfigError("the store of this sidecar cannot list its records")
@@ -390,7 +391,7 @@ def page(connection: RespConnection, command: list[bytes]) -> ReplyPlace:
             told(len(found.found))
         head = [encode_value(value) for value in (found.cursor, found.seen, found.now_us)]
         wires = encode_value([wire for wire, _ in found.found])
-        return b"*5\r\n" + b"".join(head) + wires + encode([stored for _, stored in found.found]), "ok"
+        return b"*5\r\n" + b"".join(head) + wires + encode([stored for _, stored in found.found]), "ok", ()
 
     return connection.spawn(work, dedup, "list", reads=True)
 
@@ -398,19 +399,19 @@ def page(connection: RespConnection, command: list[bytes]) -> ReplyPlace:
 def listen(connection: RespConnection, command: list[bytes]) -> ReplyPlace:
     """`FD.LISTEN`: after the reply, push `["freed", store key]` for each freed key, or null if news was missed."""
 
-    async def work() -> tuple[bytes, str]:
+    async def work() -> tuple[bytes, str, Sequence[Grant]]:
         ear = Ear(connection, connection.namespaces.access.namespaces)
         try:
             end = await connection.namespaces.root.gate.connection.overhear(ear.hear)
         except UnavailableError as fault:
             text = f"{round(fault.retry_after * 1000)} {_DEAF}"
-            return error("UNAVAILABLE", text), "ok"  # the store may well answer
+            return error("UNAVAILABLE", text), "ok", ()  # the store may well answer
         if connection.listens or connection.gone:
             end()
         else:
             connection.listens = True
             connection.on_gone.append(end)
-        return OK, "ok"
+        return OK, "ok", ()
 
     return connection.spawn(work, connection.namespaces.root, "listen")
 

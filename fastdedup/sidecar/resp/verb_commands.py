@@ -6,7 +6,7 @@ may be any bytes, "OWNER" too. The reply has a 1 for each id that is new (FD.FIR
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -14,6 +14,7 @@ import orjson
 
 from ...gateway import Dedup
 from ..counters import outcome_found
+from ..releases import Grant, Undoable
 from ..verbs import BEGIN, dedup_of
 from ..wire_verbs import VERBS, Usage, WireVerb
 from .claim_commands import SlowRedeem
@@ -67,13 +68,16 @@ class VerbWork:
         self._begun = begun
         self._value_of = value_of
 
-    async def __call__(self) -> tuple[bytes, str]:
-        """Return the reply and its outcome."""
+    async def __call__(self) -> tuple[bytes, str, Sequence[Grant]]:
+        """Return the reply, its outcome, and what it grants."""
         found = await self._begun()
+        grants: Sequence[Grant] = ()
+        if type(found) is Undoable:
+            found, grants = found
         if self._value_of is not None:
-            return encode(self._value_of(found), self._resp3), outcome_found(found)
+            return encode(self._value_of(found), self._resp3), outcome_found(found), grants
         self._connection.namespaces.ephemeral.changed(self._dedup, found)
-        return OK, "ok"
+        return OK, "ok", grants
 
 
 def redeem(connection: RespConnection, options: CommandOptions) -> ReplyPlace:
