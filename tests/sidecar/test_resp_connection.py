@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import tracemalloc
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from statistics import median
@@ -21,6 +22,7 @@ from fastdedup.sidecar.reply_memory import LARGE, ReplyMemory
 from fastdedup.sidecar.request_memory import PLACE
 from fastdedup.sidecar.resp.commands import COMMANDS
 from fastdedup.sidecar.resp.connection import RespConnection
+from fastdedup.sidecar.resp.frames import OK
 from fastdedup.sidecar.resp.large import LargeReplies, LargeReply
 from fastdedup.sidecar.resp.options import kind_of
 from fastdedup.sidecar.turns import Pipelines
@@ -317,6 +319,33 @@ async def test_a_connection_that_is_lost_keeps_nothing_of_its_commands() -> None
         await wait_until(lambda: not connection.tasks.brief.tasks, description="its tasks have ended")
         assert tracemalloc.get_traced_memory()[0] < 100_000
         tracemalloc.stop()
+
+
+async def test_answered_commands_make_room_though_others_are_always_outstanding() -> None:
+    """After 1 MiB nothing was read until all were answered, not even the completion that one waited for."""
+    async with connected(Limits(frame=4096)) as (connection, transport):
+        waiting: deque[asyncio.Future[tuple[bytes, str, tuple[()]]]] = deque()
+
+        async def work() -> tuple[bytes, str, tuple[()]]:
+            waiting.append(asyncio.get_running_loop().create_future())
+            return await waiting[-1]
+
+        async def ask(outstanding: int) -> None:
+            connection.data_received(pack(b"WORK", bytes(1000)))
+            await wait_until(lambda: len(waiting) == outstanding, description="it runs")
+
+        connection.answer_only({b"WORK": lambda it, _: it.spawn(work, it.namespaces.root, "get")})
+        await ask(1)
+        for _ in range(20):
+            await ask(2)
+            waiting.popleft().set_result((OK, "ok", ()))
+            await wait_until(lambda: len(connection.places) == 1, description="one is answered")
+            assert not transport.paused
+        for more in range(2, 6):
+            await ask(more)
+        assert transport.paused
+        waiting.popleft().set_result((OK, "ok", ()))
+        await wait_until(lambda: not transport.paused, description="there is room")
 
 
 async def test_a_value_that_reads_like_a_claim_is_no_claim() -> None:

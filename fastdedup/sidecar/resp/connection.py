@@ -59,7 +59,7 @@ class RespConnection(asyncio.Protocol):
         # Mutable: the commands that are answered now: all, or, inside a MULTI, those that end it.
         self._commands = commands
         # Mutable: what runs in a later turn of the loop; the tasks of reads; the claims to release when the client
-        # goes; the bytes of commands since all were answered.
+        # goes; the bytes of commands since all were answered, or since `_has_room` counted them anew.
         self._backlog = Backlog(self._cut)
         self.places: deque[ReplyPlace] = deque()
         """The commands that are not answered to the client yet, in their order."""
@@ -130,7 +130,7 @@ class RespConnection(asyncio.Protocol):
         self._taken += len(data)
         if not self.places or self.places[0].reply is not None or self._waiting:
             self._flush()
-        if self.places and (len(self.places) + self.extra > self._in_flight or self._taken > self._room):
+        if self.places and (len(self.places) + self.extra > self._in_flight or not self._has_room()):
             self._pause()  # until earlier ones are answered
         self._used = True
         unfinished = self._frames.unfinished
@@ -399,8 +399,17 @@ class RespConnection(asyncio.Protocol):
 
     def _weigh(self) -> None:
         """Count what this client's commands take."""
-        kept = sum([place.size if place.reply is None else len(place.reply) for place in self.places])
-        self._share.weigh(self._frames.size + len(self.places) * PLACE + self._backlog.size + kept)
+        self._share.weigh(self._frames.size + len(self.places) * PLACE + self._backlog.size + self._kept())
+
+    def _kept(self) -> int:
+        """Return the bytes of the commands that are not answered, and of the replies that are not written."""
+        return sum([place.size if place.reply is None else len(place.reply) for place in self.places])
+
+    def _has_room(self) -> bool:
+        """True if further commands may be read: some may be answered though there are always others that are not."""
+        if self._taken > self._room:
+            self._taken = self._kept()
+        return self._taken <= self._room
 
     def _shed(self) -> None:
         """Hang up. If replies are due, do so without an error: the client would take it for one of these replies."""
@@ -456,7 +465,7 @@ class RespConnection(asyncio.Protocol):
             and not self.gone
             and not self._backlog
             and len(self.places) + self.extra <= self._limits.in_flight
-            and self._taken <= self._room
+            and self._has_room()
         ):
             self._reading = True
             self.transport.resume_reading()

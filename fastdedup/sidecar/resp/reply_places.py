@@ -30,13 +30,13 @@ class ReplyPlace(Protocol):
 class Slot:
     """A command's place in the order of replies, without anything else."""
 
-    __slots__ = ("reply",)
+    __slots__ = ("reply", "size")
 
-    size = 0
     grants: Sequence[Grant] = ()
 
     def __init__(self, reply: bytes | None = None) -> None:
         self.reply = reply
+        self.size = 0
 
 
 Work = Callable[[], Coroutine[Any, Any, tuple[bytes, str, Sequence[Grant]]]]

@@ -256,6 +256,7 @@ def run(connection: RespConnection, command: list[bytes]) -> ReplyPlace:
     if reads or has_result or verb.row.creates:
         some, over = access.admit_some(verb.value, count)
     batch = Run(connection, verb, dedups, some)
+    batch.size = sum(map(len, command))
     if kind.ids is IdUse.REMEMBERS:
         batch.tell_fills(ops)
     if over is not None:
