@@ -20,6 +20,7 @@ from fastdedup.kernel.engine import Engine
 from fastdedup.kernel.operations import ClaimOp, Op, ReadOp, Reply
 from fastdedup.kernel.owners import draw_owner
 from fastdedup.kernel.terms import Mode, terms
+from fastdedup.sidecar.limits import Limits
 from fastdedup.sidecar.resp.connection import RespConnection
 from fastdedup.stores.memory import MemoryStore
 from fastdedup.stores.redis.scripts import pack as pack_command
@@ -336,3 +337,40 @@ async def test_a_use_and_an_id_whose_answer_was_not_read_are_taken_back() -> Non
                 raw.sendall(ask)
                 raw.recv(1, socket.MSG_PEEK)  # the answer is there, and stays unread
         await wait_until(lambda: stand() == (None, "issued", 0), description=lambda: str(stand()))
+
+
+# Fault: a client with as many requests outstanding as it may have is not read from, so its end was not noticed: what
+# waited for a key won it, and held it for its lease.
+
+
+@pytest.mark.parametrize("wire", ["RESP", "HTTP"])
+async def test_a_client_that_dies_while_it_is_not_read_waits_no_more(
+    serve: Callable[..., Running], wire: str
+) -> None:
+    sidecar = serve(limits=Limits(in_flight=2))
+    waits = {
+        "RESP": 4 * pack(b"FD.CLAIM", b"k", b"WAIT", b"60000", b"LEASE", b"60000"),
+        "HTTP": post("/v1/claims", {"key": "k", "wait": 60_000}) + 3 * LOOK,
+    }
+    wakeups = sidecar.namespaces.root.gate.connection.wakeups
+    with client(Path(sidecar.path)) as owner:
+        owner.execute_command("FD.CLAIM", "k", *LEASE)
+        with sidecar.raw() as raw:
+            raw.sendall(waits[wire])
+            await wait_until(lambda: wakeups.waiting, description="it waits")
+        await wait_until(lambda: not wakeups.waiting, description="it waits no more")
+        await wait_until(lambda: len(sidecar.server.connections) == 1, description="it is closed")
+
+
+async def test_a_key_that_a_client_wins_after_its_death_is_free(serve: Callable[..., Running]) -> None:
+    sidecar = serve(limits=Limits(in_flight=2))
+    wakeups = sidecar.namespaces.root.gate.connection.wakeups
+    with client(Path(sidecar.path)) as owner:
+        _, name, *_ = owner.execute_command("FD.CLAIM", "k", *LEASE)
+        with sidecar.raw() as raw:
+            raw.sendall(pack(b"FD.CLAIM", b"k", b"WAIT", b"60000", b"LEASE", b"60000") + 3 * pack(b"PING"))
+            await wait_until(lambda: wakeups.waiting, description="it waits")
+        owner.execute_command("FD.RELEASE", "k", name)
+        await wait_until(
+            lambda: owner.execute_command("FD.CLAIM", "k")[0] == b"acquired", description="it is free"
+        )

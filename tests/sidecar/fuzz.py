@@ -83,6 +83,9 @@ class Transport(asyncio.Transport):
     def pause_reading(self) -> None:
         self.paused = True
 
+    def is_reading(self) -> bool:
+        return not self.paused
+
     def resume_reading(self) -> None:
         self.paused = False
 

@@ -10,6 +10,8 @@ from urllib.parse import unquote
 import httptools
 import orjson
 
+from ..hangup import HangupWatch
+
 STATUS_LINE = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 """The first line of an answer, by its status."""
 HIGH_WATER = 65536
@@ -25,13 +27,14 @@ class Gone(Exception):
 class Flow:
     """Whether a connection reads, and whether its client does.
 
-    A connection reads wherever there is room: one that does not read misses that its client goes.
+    A connection reads wherever there is room: while it does not, it is slow to notice that its client goes.
     """
 
-    __slots__ = ("_reading", "_transport", "_writable")
+    __slots__ = ("_hangup", "_reading", "_transport", "_writable")
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
+        self._hangup = HangupWatch(transport, transport.abort)
         # Mutable: do we read; does the client.
         self._reading = True
         self._writable = asyncio.Event()
@@ -51,6 +54,7 @@ class Flow:
             self._transport.resume_reading()
         else:
             self._transport.pause_reading()
+            self._hangup.begin()
 
     def pause_writing(self) -> None:
         """Note that the client does not read."""

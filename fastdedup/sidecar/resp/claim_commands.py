@@ -26,7 +26,7 @@ from .connection import Command, RespConnection
 from .errors import error_reply
 from .frames import bulk, encode
 from .options import CommandOptions, check_count, read_options
-from .reply_places import ReplyPlace
+from .reply_places import ReplyPlace, spawn
 
 _ACQUIRED: Final = Outcome.ACQUIRED
 _ACQUIRED_HEAD: Final = b"*7\r\n$8\r\nacquired\r\n$20\r\n"
@@ -117,7 +117,7 @@ class SlowClaim:
     def run(self, verb: str) -> ReplyPlace:
         """Run in a task; return the place of the reply."""
         dedup, waits = dedup_of(self.home), self._ends > 0
-        return self._connection.spawn(self, dedup, verb, repeatable=True, waits=waits)
+        return spawn(self._connection, self, dedup, verb, repeatable=True, waits=waits)
 
     def call(self, options: ClaimOptions) -> Awaitable[Claim]:
         """Return the claim, to be awaited."""

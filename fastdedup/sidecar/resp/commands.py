@@ -1,7 +1,7 @@
 """The table of all RESP commands, Redis' own among them, and MULTI, behind which another table counts.
 
 Those of verbs come from the table of verbs. A command that has to wait returns
-`connection.spawn(work, dedup, verb)`: the reply is what the async function `work` returns or raises.
+`spawn(connection, work, dedup, verb)`: the reply is what the async function `work` returns or raises.
 """
 
 from __future__ import annotations

@@ -13,10 +13,9 @@ from collections.abc import Callable
 from time import monotonic, perf_counter
 from typing import Any, cast
 
-from ...gateway import Dedup
 from ..counters import is_bad
 from ..ephemeral import Holdings
-from ..hangup import hung_up
+from ..hangup import HangupWatch, hung_up
 from ..namespaces import Namespaces
 from ..releases import Holding, take_back
 from ..reply_memory import LARGE, UnreadReplies
@@ -25,7 +24,7 @@ from .backlog import PIECE, Backlog
 from .errors import SHUTTING_DOWN, TOO_MUCH, error_reply, unknown_command
 from .frames import FrameError, Frames, error
 from .large import LargeReplies, LargeReply
-from .reply_places import ReplyPlace, Slot, TaskCommand, Work, tasks_of
+from .reply_places import ReplyPlace, Slot, TaskCommand, tasks_of
 
 _IN_ONE_TURN = 32
 """The commands of one client that run in one turn of the loop: 1,000 of 100 clients each would take 0.7 s."""
@@ -109,6 +108,7 @@ class RespConnection(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
         self.transport.set_write_buffer_limits(high=0)  # so `unread.since` tells whether it keeps any bytes
         self.unread = UnreadReplies(self._memory, self.transport)
+        self._hangup = HangupWatch(self.transport, self._has_gone)
         self._connections.add(self)
         self._watch()
 
@@ -159,13 +159,8 @@ class RespConnection(asyncio.Protocol):
             self._timer.cancel()
         self._frames.give_up()  # other objects know this one, so it stays until the garbage collector comes
         self._backlog.clear()
-        for place in self.places:
-            if place.reply is not None:
-                take_back(place.grants)
-        self.places.clear()
-        for line in self.tasks:
-            line.clear()
-        self.large.clear()
+        self._let_go()
+        self.tasks.brief.clear()
         self._share.weigh(0)
         self._access.pending -= self._pending
         if self._stopping:
@@ -174,6 +169,16 @@ class RespConnection(asyncio.Protocol):
             self.holdings.release()
         for forget in self.on_gone:
             forget()
+
+    def _let_go(self) -> None:
+        """Take back what no reply tells, and cancel what waits or reads: the client has gone."""
+        for place in self.places:
+            if place.reply is not None:
+                take_back(place.grants)
+        self.places.clear()
+        self.tasks.patient.clear()
+        self.tasks.reading.clear()
+        self.large.clear()
 
     def pause_writing(self) -> None:
         """Count the bytes that the transport keeps, until the client has read them all (asyncio calls this)."""
@@ -215,10 +220,18 @@ class RespConnection(asyncio.Protocol):
     # The commands' calls
 
     def _has_gone(self) -> bool:
-        """True if no client reads the replies. One that has closed its sending side may be gone without a sign."""
-        if self._draining and not self.gone and hung_up(self.transport):
+        """True if no client reads the replies.
+
+        One that has closed its sending side, or whose commands are not read, may be gone without a sign. In the
+        second case the rest of the stream is read up to its end, which closes the connection.
+        """
+        if not self.gone and (self._draining or not self._reading) and hung_up(self.transport):
             self.gone = True
-            self.transport.abort()
+            if self._draining:
+                self.transport.abort()
+            else:
+                self._let_go()
+                self._resume()
         return self.gone
 
     def answer(self, slot: ReplyPlace, reply: bytes) -> None:
@@ -227,7 +240,7 @@ class RespConnection(asyncio.Protocol):
             take_back(slot.grants)
             return
         places = self.places
-        if len(places) == 1 and not self._flushing and places[0] is slot:
+        if len(places) == 1 and not self._flushing and self._reading and places[0] is slot:
             # Not by `_flush`, which looks for more.
             places.popleft()
             self._send(reply)
@@ -267,31 +280,6 @@ class RespConnection(asyncio.Protocol):
         if self._writing and not self.gone:
             self._send(message)
         return self._writing
-
-    def spawn(
-        self,
-        work: Work,
-        dedup: Dedup,
-        verb: str,
-        *,
-        repeatable: bool = False,
-        waits: bool = False,
-        reads: bool = False,
-    ) -> ReplyPlace:
-        """Run a command in a task, now or after this client's earlier ones; the reply is what it returns or raises.
-
-        Args:
-            work: the command.
-            dedup: its namespace's, for the metrics.
-            verb: its name, for the metrics.
-            repeatable: it may have a large reply, and then may run again.
-            waits: it waits for a key, perhaps for long: then no command that does not wait follows it.
-            reads: it looks at many keys and takes turns (`ReadTurns`): one of a client's at a time.
-        """
-        line = self.tasks.patient if waits else self.tasks.reading if reads else self.tasks.brief
-        command = TaskCommand(self, work, dedup, verb, self.at, line, repeatable=repeatable)
-        command.run()
-        return command
 
     def _next_commands(self, most: int) -> list[list[bytes]]:
         """Take the commands that run in this turn of the loop; the rest runs in later ones, and others' between."""
@@ -342,11 +330,12 @@ class RespConnection(asyncio.Protocol):
             answer = Slot(answer)
         elif type(answer) is TaskCommand:
             answer.size = sum(map(len, command))
-        self.places.append(answer)
+        if not self.gone:
+            self.places.append(answer)
 
     def _flush(self) -> None:
         self._flushing = False
-        if self.gone:
+        if self._has_gone():
             return
         self._write()
         while self._waiting and not self.unread.since and self.places and self.large.build(self.places[0]):
@@ -454,21 +443,24 @@ class RespConnection(asyncio.Protocol):
     # Flow and deadlines
 
     def _pause(self) -> None:
-        if self._reading and not self.gone:
+        if self._reading and not self.transport.is_closing():
             self._reading = False
             self.transport.pause_reading()
+            self._hangup.begin()
 
     def _resume(self) -> None:
         if (
             not self._reading
-            and self._writing
-            and not self.gone
             and not self._backlog
-            and len(self.places) + self.extra <= self._limits.in_flight
-            and self._has_room()
+            and not self.transport.is_closing()
+            and (self.gone or self._may_read())
         ):
             self._reading = True
             self.transport.resume_reading()
+
+    def _may_read(self) -> bool:
+        few = len(self.places) + self.extra <= self._limits.in_flight
+        return self._writing and few and self._has_room()
 
     def _watch(self) -> None:
         """Set the timer for what must happen next: the rest of a command, a read by the client, or a command."""

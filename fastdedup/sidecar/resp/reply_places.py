@@ -47,6 +47,9 @@ class Replies(Protocol):
     """Takes the replies of commands that run in a task: their connection."""
 
     counters: Counters
+    at: float
+    """When the latest bytes were read."""
+    tasks: CommandTasks
 
     def answer(self, slot: ReplyPlace, reply: bytes) -> None:
         """Give a command its reply."""
@@ -62,7 +65,7 @@ class Replies(Protocol):
 class TaskCommand:
     """A command that runs in a task, and its place in the order of replies.
 
-    `RespConnection.spawn` tells of its attributes; `since`: when it was read.
+    `spawn` tells of its attributes; `since`: when it was read.
     """
 
     # No Slot: a compiled class with __call__ crashes if its base has none.
@@ -141,3 +144,31 @@ def tasks_of(turns: Turns) -> CommandTasks:
     """Return the tasks of a new connection."""
     places = (turns.brief, turns.waiting, turns.reading)
     return CommandTasks(*[TaskLine(each, "fastdedup-command") for each in places])
+
+
+def spawn(
+    connection: Replies,
+    work: Work,
+    dedup: Dedup,
+    verb: str,
+    *,
+    repeatable: bool = False,
+    waits: bool = False,
+    reads: bool = False,
+) -> ReplyPlace:
+    """Run a command in a task, now or after its client's earlier ones; the reply is what it returns or raises.
+
+    Args:
+        connection: the client's.
+        work: the command.
+        dedup: its namespace's, for the metrics.
+        verb: its name, for the metrics.
+        repeatable: it may have a large reply, and then may run again.
+        waits: it waits for a key, perhaps for long: then no command that does not wait follows it.
+        reads: it looks at many keys and takes turns (`ReadTurns`): one of a client's at a time.
+    """
+    tasks = connection.tasks
+    line = tasks.patient if waits else tasks.reading if reads else tasks.brief
+    command = TaskCommand(connection, work, dedup, verb, connection.at, line, repeatable=repeatable)
+    command.run()
+    return command

@@ -45,7 +45,7 @@ from .errors import error_reply
 from .frames import OK, error
 from .frames import encode as encode_value
 from .options import check_count
-from .reply_places import ReplyPlace, Slot
+from .reply_places import ReplyPlace, Slot, spawn
 
 _MARKS: Final = b"=#?!&%@$"
 """The marks of the keys that records have."""
@@ -365,7 +365,7 @@ def eviction(connection: RespConnection, command: list[bytes]) -> ReplyPlace:
         policy = await backend.eviction_policy() if isinstance(backend, AdminStore) else None
         return encode_value(policy, resp3), outcome_found(policy), ()
 
-    return connection.spawn(work, root, "eviction")
+    return spawn(connection, work, root, "eviction")
 
 
 def page(connection: RespConnection, command: list[bytes]) -> ReplyPlace:
@@ -394,7 +394,7 @@ def page(connection: RespConnection, command: list[bytes]) -> ReplyPlace:
         wires = encode_value([wire for wire, _ in found.found])
         return b"*5\r\n" + b"".join(head) + wires + encode([stored for _, stored in found.found]), "ok", ()
 
-    return connection.spawn(work, dedup, "list", reads=True)
+    return spawn(connection, work, dedup, "list", reads=True)
 
 
 def listen(connection: RespConnection, command: list[bytes]) -> ReplyPlace:
@@ -414,7 +414,7 @@ def listen(connection: RespConnection, command: list[bytes]) -> ReplyPlace:
             connection.on_gone.append(end)
         return OK, "ok", ()
 
-    return connection.spawn(work, connection.namespaces.root, "listen")
+    return spawn(connection, work, connection.namespaces.root, "listen")
 
 
 class Subscriber(Protocol):

@@ -21,7 +21,7 @@ from .claim_commands import SlowRedeem
 from .connection import Command, RespConnection
 from .frames import OK, encode
 from .options import Answerer, CommandOptions, check_count, read_command, read_options
-from .reply_places import ReplyPlace
+from .reply_places import ReplyPlace, spawn
 
 
 def answer(
@@ -37,7 +37,7 @@ def answer(
     home, begun = BEGIN[verb.name](connection.namespaces, options, connection.peer)
     dedup = dedup_of(home)
     work = VerbWork(connection, begun, dedup, value_of)
-    return connection.spawn(work, dedup, verb.name, repeatable=verb.shows, reads=verb.turns)
+    return spawn(connection, work, dedup, verb.name, repeatable=verb.shows, reads=verb.turns)
 
 
 class VerbWork:
