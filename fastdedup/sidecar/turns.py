@@ -140,14 +140,15 @@ class TaskLine:
         name: that of the tasks.
     """
 
-    __slots__ = ("_name", "_places", "_waiting", "tasks")
+    __slots__ = ("_name", "_places", "_then", "_waiting", "tasks")
 
     def __init__(self, places: TaskPlaces, name: str) -> None:
         self._places = places
         self._name = name
-        # Mutable: the tasks that run; the work that follows.
+        # Mutable: the tasks that run; the work that follows; what is called once all has ended.
         self.tasks: set[asyncio.Task[None]] = set()
         self._waiting: deque[Work] = deque()
+        self._then: Callable[[], None] | None = None
 
     def add(self, work: Work) -> None:
         """Run this in a task, now or after earlier work."""
@@ -160,6 +161,13 @@ class TaskLine:
         for task in self.tasks:
             task.cancel()
 
+    def finish(self, then: Callable[[], None]) -> None:
+        """Call `then` once all has ended; nothing is added any more."""
+        if self.tasks:
+            self._then = then
+        else:
+            then()
+
     def _begin(self) -> None:
         while self._waiting and self._places.take(len(self.tasks)):
             task = asyncio.get_running_loop().create_task(self._waiting.popleft()(), name=self._name)
@@ -170,6 +178,8 @@ class TaskLine:
         self.tasks.discard(task)
         self._places.free()
         self._begin()
+        if self._then is not None and not self.tasks:
+            self._then()
 
 
 class BatchGate:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import socket
@@ -26,7 +27,7 @@ from fastdedup.stores.memory import MemoryStore
 from fastdedup.stores.redis.scripts import pack as pack_command
 
 from ..servers import RedisServer
-from ..sidecar.attacks import connect
+from ..sidecar.attacks import answered, connect
 from ..sidecar.conftest import Running, serve, sidecar
 from ..sidecar.fuzz import pack
 from ..sidecar.running import Sidecar, client
@@ -374,3 +375,45 @@ async def test_a_key_that_a_client_wins_after_its_death_is_free(serve: Callable[
         await wait_until(
             lambda: owner.execute_command("FD.CLAIM", "k")[0] == b"acquired", description="it is free"
         )
+
+
+# Fault: a worker pipelined 1,000 FD.COMPLETE and closed. 256 began, and the others, which were read, never ran.
+
+
+@pytest.mark.parametrize("ephemeral", [[], [b"EPHEMERAL"]])
+async def test_what_an_owner_has_sent_is_done_though_its_client_hangs_up(
+    serve: Callable[..., Running], redis_url: str, redis_server: RedisServer, ephemeral: list[bytes]
+) -> None:
+    sidecar = serve(redis_url, timeout=5.0)
+    keys = [b"%d" % number for number in range(1000)]
+    with client(Path(sidecar.path)) as other, sidecar.raw() as worker:
+        for start in range(0, 1000, 100):
+            part = keys[start : start + 100]
+            worker.sendall(b"".join(pack(b"FD.CLAIM", key, b"OWNER", b"w", *ephemeral) for key in part))
+            assert answered(worker, len(part)).count(b"acquired") == len(part)
+        with redis_server.frozen():
+            worker.sendall(b"".join(pack(b"FD.COMPLETE", key, b"w", b"1") for key in keys))
+            turns = sidecar.namespaces.turns
+            await wait_until(lambda: turns.brief.taken == 256, description="the first ones have begun")
+            worker.close()
+            clients = sidecar.server.connections
+            await wait_until(lambda: all(each.gone for each in list(clients)), description="it has gone")
+        await wait_until(lambda: not clients, description="all has ended")
+        assert all(b"succeeded" in other.execute_command("FD.GET", key) for key in keys)
+
+
+async def test_a_sidecar_that_stops_leaves_none_of_that_behind(
+    serve: Callable[..., Running], redis_url: str, redis_server: RedisServer
+) -> None:
+    """It would be a task that is destroyed though it is pending."""
+    sidecar = serve(redis_url, timeout=5.0)
+    told: list[object] = []
+    sidecar.loop.call_soon_threadsafe(sidecar.loop.set_exception_handler, lambda _, fault: told.append(fault))
+    with redis_server.frozen():
+        with sidecar.raw() as worker:
+            worker.sendall(b"".join(pack(b"FD.COMPLETE", b"%d" % number, b"w") for number in range(1000)))
+            turns = sidecar.namespaces.turns
+            await wait_until(lambda: turns.brief.taken == 256, description="the first ones have begun")
+        sidecar.stop()
+    gc.collect()
+    assert not told

@@ -43,10 +43,12 @@ async def connected(limits: Limits, policy: Any = Reject) -> AsyncIterator[tuple
     """A connection over a store whose clock stands still."""
     store = MemoryStore(clock=lambda: 1.8e9)
     async with Dedup(store, codec=RawCodec(), on_unavailable=policy()) as root:
-        connection = RespConnection(Namespaces(root, limits=limits), set(), COMMANDS)
+        connections: set[RespConnection] = set()
+        connection = RespConnection(Namespaces(root, limits=limits), connections, COMMANDS)
         transport = Transport(connection)
         yield connection, transport
         transport.lose()
+        await wait_until(lambda: not connections, description="what owners have sent is done")
         await connection.namespaces.ephemeral.releases.finish(asyncio.get_running_loop().time() + 1.0)
         await asyncio.sleep(0)
 

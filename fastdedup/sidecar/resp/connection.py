@@ -24,7 +24,7 @@ from .backlog import PIECE, Backlog
 from .errors import SHUTTING_DOWN, TOO_MUCH, error_reply, unknown_command
 from .frames import FrameError, Frames, error
 from .large import LargeReplies, LargeReply
-from .reply_places import ReplyPlace, Slot, TaskCommand, tasks_of
+from .reply_places import SETTLING, ReplyPlace, Slot, TaskCommand, tasks_of
 
 _IN_ONE_TURN = 32
 """The commands of one client that run in one turn of the loop: 1,000 of 100 clients each would take 0.7 s."""
@@ -83,11 +83,12 @@ class RespConnection(asyncio.Protocol):
         self._access = namespaces.access
         self._counts_pending = self._access.counts_pending
         self._pending = 0
-        # Mutable: has the client gone; are further commands refused; is a flush due; does the connection read; does
-        # the client read in time; the timer of the deadline, is that the short one, and has a command come since.
+        # Mutable: has the client gone; is the connection lost; are further commands refused, and is that because the
+        # sidecar closes; is a flush due; does the connection read; does the client read in time; the timer of the
+        # deadline, is that the short one, and has a command come since.
         self.gone = False
+        self._lost = False
         self._draining = False
-        # Mutable: does the sidecar close, and not the client.
         self._stopping = False
         self._flushing = False
         self._reading = True
@@ -130,7 +131,8 @@ class RespConnection(asyncio.Protocol):
         self._taken += len(data)
         if not self.places or self.places[0].reply is not None or self._waiting:
             self._flush()
-        if self.places and (len(self.places) + self.extra > self._in_flight or not self._has_room()):
+        full = self._taken > self._room and not self._has_room()
+        if (full or len(self.places) + self.extra > self._in_flight) and not self.gone:
             self._pause()  # until earlier ones are answered
         self._used = True
         unfinished = self._frames.unfinished
@@ -152,32 +154,38 @@ class RespConnection(asyncio.Protocol):
         return bool(self.places)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Take back what the client was granted and not told; end its EPHEMERAL claims (asyncio calls this)."""
-        self.gone = True
-        self._connections.discard(self)
+        """Take back what the client was not told of, and do what it has sent as an owner (asyncio calls this)."""
+        self.gone = self._lost = True
         if self._timer is not None:
             self._timer.cancel()
-        self._frames.give_up()  # other objects know this one, so it stays until the garbage collector comes
-        self._backlog.clear()
         self._let_go()
-        self.tasks.brief.clear()
+        self.unread.end()
+        for forget in self.on_gone:
+            forget()
+        if not self._backlog:
+            self.tasks.settling.finish(self._finished)
+
+    def _finished(self) -> None:
+        """End the client's EPHEMERAL claims, and keep nothing: all its commands have ended."""
+        self._connections.discard(self)
+        self.places.clear()
+        self._frames.give_up()  # other objects know this one, so it stays until the garbage collector comes
         self._share.weigh(0)
         self._access.pending -= self._pending
+        self._pending = 0
         if self._stopping:
             self.holdings.leave()
         else:
             self.holdings.release()
-        for forget in self.on_gone:
-            forget()
 
     def _let_go(self) -> None:
-        """Take back what no reply tells, and cancel what waits or reads: the client has gone."""
+        """Take back what no reply has told, and cancel what no reply will tell: the client has gone."""
         for place in self.places:
             if place.reply is not None:
                 take_back(place.grants)
-        self.places.clear()
-        self.tasks.patient.clear()
-        self.tasks.reading.clear()
+        # The others may go on: they are counted until all have ended.
+        self.places = deque(place for place in self.places if place.reply is None)
+        self.tasks.client_gone()
         self.large.clear()
 
     def pause_writing(self) -> None:
@@ -213,6 +221,8 @@ class RespConnection(asyncio.Protocol):
 
     def cut(self) -> None:
         """Close at once, and give back what the replies have reserved."""
+        self._backlog.clear()
+        self.tasks.settling.clear()
         self.large.clear()
         self.gone = True  # a claim that is won in this turn of the loop is released
         self.transport.abort()
@@ -223,7 +233,7 @@ class RespConnection(asyncio.Protocol):
         """True if no client reads the replies.
 
         One that has closed its sending side, or whose commands are not read, may be gone without a sign. In the
-        second case the rest of the stream is read up to its end, which closes the connection.
+        second case the rest of the stream is read up to its end, which closes the connection: it may settle claims.
         """
         if not self.gone and (self._draining or not self._reading) and hung_up(self.transport):
             self.gone = True
@@ -299,8 +309,6 @@ class RespConnection(asyncio.Protocol):
             return fault.before
 
     def _go_on(self) -> None:
-        if not self._backlog:
-            return
         for command in self._next_commands(_IN_ONE_TURN):
             self._run(command)
         if self._farewell and not self._backlog:
@@ -309,9 +317,13 @@ class RespConnection(asyncio.Protocol):
             self._flush()
         self._weigh()
         self._resume()
+        if self._lost and not self._backlog:
+            self.tasks.settling.finish(self._finished)
 
     def _run(self, command: list[bytes]) -> None:
         answer: bytes | ReplyPlace
+        if self.gone and command[0].upper() not in SETTLING:
+            return
         handler = self._commands.get(command[0]) or self._commands.get(command[0].upper())
         try:
             if self._draining:
@@ -330,8 +342,7 @@ class RespConnection(asyncio.Protocol):
             answer = Slot(answer)
         elif type(answer) is TaskCommand:
             answer.size = sum(map(len, command))
-        if not self.gone:
-            self.places.append(answer)
+        self.places.append(answer)
 
     def _flush(self) -> None:
         self._flushing = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from ...core.counters import outcome_of
 from ...gateway import Dedup
@@ -13,7 +13,11 @@ from ..counters import Counters, is_bad
 from ..releases import Grant
 from ..reply_memory import LARGE
 from ..turns import TaskLine, Turns
+from ..wire_verbs import VERBS
 from .errors import error_reply
+
+SETTLING: Final = frozenset(verb.usage.name for verb in VERBS if verb.of_owner)
+"""The commands of what an owner does to its claim."""
 
 
 class ReplyPlace(Protocol):
@@ -131,18 +135,25 @@ class CommandTasks(NamedTuple):
 
     Attributes:
         brief: those of commands that do not wait.
+        settling: those of what owners do to their claims, which also runs when the client has gone.
         patient: those of commands that wait for another owner.
         reading: those of commands that look at many keys.
     """
 
     brief: TaskLine
+    settling: TaskLine
     patient: TaskLine
     reading: TaskLine
+
+    def client_gone(self) -> None:
+        """Cancel all but what an owner does to its claim."""
+        for line in (self.brief, self.patient, self.reading):
+            line.clear()
 
 
 def tasks_of(turns: Turns) -> CommandTasks:
     """Return the tasks of a new connection."""
-    places = (turns.brief, turns.waiting, turns.reading)
+    places = (turns.brief, turns.brief, turns.waiting, turns.reading)
     return CommandTasks(*[TaskLine(each, "fastdedup-command") for each in places])
 
 
@@ -155,6 +166,7 @@ def spawn(
     repeatable: bool = False,
     waits: bool = False,
     reads: bool = False,
+    settles: bool = False,
 ) -> ReplyPlace:
     """Run a command in a task, now or after its client's earlier ones; the reply is what it returns or raises.
 
@@ -166,9 +178,10 @@ def spawn(
         repeatable: it may have a large reply, and then may run again.
         waits: it waits for a key, perhaps for long: then no command that does not wait follows it.
         reads: it looks at many keys and takes turns (`ReadTurns`): one of a client's at a time.
+        settles: an owner does it to its claim.
     """
     tasks = connection.tasks
-    line = tasks.patient if waits else tasks.reading if reads else tasks.brief
+    line = tasks.settling if settles else tasks.patient if waits else tasks.reading if reads else tasks.brief
     command = TaskCommand(connection, work, dedup, verb, connection.at, line, repeatable=repeatable)
     command.run()
     return command

@@ -32,12 +32,13 @@ def answer(
 ) -> ReplyPlace:
     """Answer a command of a verb; `value_of`: see `VerbWork`.
 
-    The task ends with the client: no client reads the answer then, so FD.FIRST remembers nothing.
+    The task ends with the client, except an owner's: no client reads the answer then, so FD.FIRST remembers nothing.
     """
     home, begun = BEGIN[verb.name](connection.namespaces, options, connection.peer)
     dedup = dedup_of(home)
     work = VerbWork(connection, begun, dedup, value_of)
-    return spawn(connection, work, dedup, verb.name, repeatable=verb.shows, reads=verb.turns)
+    shows, turns, settles = verb.shows, verb.turns, verb.of_owner
+    return spawn(connection, work, dedup, verb.name, repeatable=shows, reads=turns, settles=settles)
 
 
 class VerbWork:
