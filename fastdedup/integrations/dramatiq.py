@@ -169,7 +169,7 @@ class DedupMiddleware(Middleware):
             _succeed(attempt, result, _encoder_of(broker))
         elif attempt.fail(exception).action is Action.DEAD_LETTER:
             message.fail()
-            # Else Retries, which comes next, enqueues it too. `_unless_dead` holds it off where it asks `retry_when`.
+            # Else Retries, which comes next, enqueues it too. If it asks `retry_when`, `_unless_dead` answers.
             message.options["max_retries"] = 0
             self._here.is_dead = True
 
