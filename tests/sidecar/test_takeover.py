@@ -224,6 +224,18 @@ def test_a_sidecar_with_journal_lines_is_not_taken_over(serve: Serve, redis_url:
     assert b'"degraded":false' in fetch(path, "/readyz")[1]
 
 
+def test_the_place_of_a_sidecar_that_ends_by_itself_is_taken(redis_url: str) -> None:
+    """Between two looks at it: if the new one refused, no sidecar would serve."""
+    with Sidecar("--url", redis_url) as old:
+        path = Path(old.path)
+        with succeeding(path, 0o660, owner=-1, group=-1) as other:
+            old.end()
+            until(lambda: not is_held(path), "it has ended")
+            take_places([other])
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+                probe.connect(str(path))
+
+
 running = fixture_of(Sidecar, scope="module")
 
 

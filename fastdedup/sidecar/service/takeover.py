@@ -60,11 +60,14 @@ class Successor:
 def take_places(successors: list[Successor]) -> None:
     """Put our sockets in the place of the running sidecar's, if it still has nothing that the store does not have.
 
+    Ours serve too if it has ended by itself.
+
     Raises:
         ConfigError: it has; not one socket is in its place then.
     """
     for each in successors:
-        _check_readiness(each.listener.path)
+        if is_held(each.listener.path):  # else it has ended, and no sidecar serves
+            _check_readiness(each.listener.path)
     for each in successors:
         each.take_place()
 
