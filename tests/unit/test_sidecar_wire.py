@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from hashlib import sha256
 from typing import Any, cast
 
@@ -464,7 +465,7 @@ def test_a_command_that_was_executed_is_marked_before_it_goes_out_again() -> Non
 
 
 def test_reasons_stand_before_the_arguments() -> None:
-    removals = BATCHES[[ops[0].verb for ops in BATCHES].index(Verb.FORGET_ID)]
+    removals = [copy(op) for op in BATCHES[[ops[0].verb for ops in BATCHES].index(Verb.FORGET_ID)]]
     forgettings: list[Op] = [ForgetOp(b"t:=a"), ForgetOp(b"t:=b", "ticket ü")]
     for ops in (forgettings, removals):
         cast(Any, ops[-1]).reason = "ticket ü"
