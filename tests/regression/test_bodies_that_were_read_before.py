@@ -14,6 +14,7 @@ import litestar
 import pytest
 from django.http import HttpRequest, HttpResponse
 from django.test import Client
+from django.test.client import MULTIPART_CONTENT
 from django.urls import path
 from litestar.middleware import DefineMiddleware
 from starlette.applications import Starlette
@@ -123,14 +124,46 @@ def reading(get_response: Any) -> Any:
     return middleware
 
 
+def parsing(get_response: Any) -> Any:
+    """Middleware that asks for the form, as CsrfViewMiddleware does: without a body Django gives an empty one."""
+
+    def middleware(request: HttpRequest) -> Any:
+        assert not request.POST
+        return get_response(request)
+
+    return middleware
+
+
 @idempotent(principal=django_everyone)
 def order(request: HttpRequest) -> HttpResponse:
     return HttpResponse("done")
 
 
-def test_django_refuses_a_body_that_was_read_as_a_stream(redis_url: str) -> None:
+def shop_behind(redis_url: str, *middleware: Any) -> Any:
+    """A Django project whose view has these middlewares in front."""
+    names = [f"{__name__}.{one.__name__}" for one in middleware]
+    settings = {"MIDDLEWARE": names, "ROOT_URLCONF": (path("orders", order),)}
+    return open_shop(FASTDEDUP={"url": redis_url, "namespace": "t", "timeout": 5.0}, **settings)
+
+
+@pytest.mark.parametrize(
+    ("middleware", "kind"),
+    [
+        ((reading,), "application/json"),
+        ((reading, parsing), "application/json"),
+        ((reading, parsing), MULTIPART_CONTENT),
+        ((parsing, reading), "application/json"),
+    ],
+)
+def test_django_refuses_a_body_that_was_read_as_a_stream(
+    middleware: tuple[Any, ...], kind: str, redis_url: str
+) -> None:
     """All such requests were the same: another one got the response of the first."""
-    settings = {"MIDDLEWARE": [f"{__name__}.reading"], "ROOT_URLCONF": (path("orders", order),)}
-    shop = open_shop(FASTDEDUP={"url": redis_url, "namespace": "t", "timeout": 5.0}, **settings)
-    with shop, pytest.raises(ConfigError, match=r"request\.body"):
-        Client(headers=KEY).post("/orders", {"item": "tea"}, content_type="application/json")
+    with shop_behind(redis_url, *middleware), pytest.raises(ConfigError, match=r"request\.body"):
+        Client(headers=KEY).post("/orders", {"item": "tea"}, content_type=kind)
+
+
+def test_django_compares_an_empty_form_that_was_parsed_before(redis_url: str) -> None:
+    with shop_behind(redis_url, parsing):
+        answers = [Client(headers=KEY).post("/orders", {}) for _ in range(2)]
+    assert [answer.headers.get("idempotency-replayed") for answer in answers] == [None, "true"]

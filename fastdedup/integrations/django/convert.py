@@ -19,6 +19,7 @@ from django.http import (
     QueryDict,
     RawPostDataException,
 )
+from django.utils.datastructures import ImmutableList
 from django.utils.translation import get_language
 
 from ...errors import ConfigError
@@ -88,7 +89,8 @@ def body_of(request: HttpRequest, limit: int, *, parsed: bool = True) -> bytes:
         check_end(request)
         if not parsed:
             raise
-        if "_post" not in vars(request):  # Django would give an empty form
+        parsed_as_form = request.POST or request.FILES or isinstance(request.upload_handlers, ImmutableList)
+        if not parsed_as_form:  # for a body that was read as a stream Django gives an empty form
             raise ConfigError(
                 "something in front of fastdedup has called request.read(), so the body cannot be compared: let it "
                 "use request.body"
