@@ -165,6 +165,28 @@ async def test_keep_decides_what_is_committed(open_here: Open) -> None:
         assert await is_undone(bank, "k")
 
 
+@pytest.mark.parametrize("mild", [False, True])
+async def test_a_keep_that_raises_rolls_back(open_here: Open, mild: bool) -> None:
+    """Elsewhere such a response is kept, because its work is done; here it is undone, also if middleware answers."""
+    paid: list[int] = []
+
+    def keep(status: int) -> bool:
+        if paid and status != 400:
+            raise LookupError
+        return True
+
+    async with open_here(keep=keep) as bank:
+        if mild:
+            answer_errors(bank, LookupError)
+        bank.act = answering(JSONResponse({}, 500))
+        paid.append(1)
+        if mild:
+            assert (await bank.pay("k")).json() == {"mild": 1}
+        else:
+            assert (await bank.pay("k")).status_code == 500
+        assert await is_undone(bank, "k")
+
+
 async def test_an_error_that_middleware_answers_rolls_back(bank: Bank) -> None:
     """Middleware within makes a response of the error, whose status would be kept."""
     answer_errors(bank, RuntimeError)

@@ -246,7 +246,7 @@ class CommittedWork:
 
         Raises:
             ResultError, ResultTooLargeError: the response cannot be stored, so nothing was committed.
-            Exception: any other error of the COMMIT that means that nothing was committed.
+            Exception: any other error of `keep=`, or of the COMMIT, that means that nothing was committed.
         """
         recorder = self._recorder
         if not self.transaction.is_open:  # the handler has raised an error, and this is the answer to it
@@ -254,7 +254,12 @@ class CommittedWork:
         if recorder is not None and _is_lost(recorder.claim):
             await self.roll_back()
             return recorder.refusal()
-        if not self._keeps(response):
+        try:
+            kept = self._keeps(response)
+        except BaseException as error:
+            await self.roll_back(error)  # not by the server: middleware within may answer the error by what is kept
+            raise
+        if not kept:
             await self.roll_back()
             return response
         if len(response.body) > self.rule.max_response:
@@ -298,7 +303,8 @@ class CommittedWork:
 
     def _keeps(self, response: Response) -> bool:
         length = response.header(b"content-length") or b""
-        if is_cut_short(response, length, may_be_empty=self._is_head):
+        # Before `settling_of`, which keeps a response if the rule raises: here the work can still be undone.
+        if not self.rule.keeps(response.status) or is_cut_short(response, length, may_be_empty=self._is_head):
             return False
         return settling_of(self.rule, response, self._path) is not Settling.RELEASE
 
