@@ -191,15 +191,22 @@ def claimed_work(wire: bytes | None, holder: object = None) -> Iterator[ClaimedW
 
 @contextmanager
 def resumed(work: ClaimedWork | None, holder: object = None) -> Iterator[None]:
-    """Go on with a work that was left, in a `with` block: its requests are counted on. None changes nothing.
+    """Go on with work that was left, in a `with` block: its requests are counted on. None changes nothing.
 
-    Other work stays the present one: it is that of a claim which a stream holds from one part to the next.
+    Other work stays the present one: it is that of a claim which a stream holds from one part to the next. The
+    resumed work is around it, for the requests after that claim.
     """
     again = None
     try:
-        if work is not None and unfinished(PRESENT.get()) is None:
+        if work is not None:
+            present = outermost = unfinished(PRESENT.get())
             again = enter(work.wire, holder)
             again.asked = work.asked
+            if outermost is not None:
+                while (outer := unfinished(outermost.around)) is not None:
+                    outermost = outer
+                again.around, outermost.around = None, again
+                PRESENT.set(present)
         yield
     finally:
         leave(again)

@@ -25,7 +25,7 @@ from taskiq import InMemoryBroker, SimpleRetryMiddleware
 
 from fastdedup import Dedup, sync
 from fastdedup.client.httpx import IdempotentTransport
-from fastdedup.downstream import present_work
+from fastdedup.downstream import downstream_key, present_work
 from fastdedup.integrations import dramatiq as dramatiq_gate
 from fastdedup.integrations import faststream as faststream_gate
 from fastdedup.integrations import taskiq as taskiq_gate
@@ -193,24 +193,34 @@ def test_responses_of_django_that_come_after_the_view(kind: str, work: Work) -> 
     assert first[0] not in work.keys
 
 
-def test_a_claim_that_a_stream_holds_keeps_its_keys(dedup: sync.Dedup) -> None:
-    """From one part to the next: the request's own claim does not come between."""
-    asked: list[tuple[str | None, str]] = []
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_claim_that_a_stream_holds_keeps_its_keys(nested: bool, dedup: sync.Dedup) -> None:
+    """From one part to the next: the request's own claim does not come between, and goes on after it."""
+    asked: list[str | None] = []
+    expected: list[str] = []
+
+    def ask() -> None:
+        work = present_work()
+        asked.append(work and work.key_for("POST", "http://bank"))
 
     def app(environ: Any, start_response: Any) -> Iterator[bytes]:
         start_response("200 OK", [("Content-Type", "text/event-stream")])
-        with dedup.claim("inner") as claim:
+        outer = present_work()
+        assert outer is not None
+        expected.extend(downstream_key(outer.wire, f"POST http://bank {place}") for place in (1, 2, 3))
+        ask()
+        around = dedup.claim("middle") if nested else contextlib.nullcontext()
+        with around, dedup.claim("inner") as claim:
             yield b"a"
-            work = present_work()
-            asked.append(
-                (work and work.key_for("POST", "http://bank"), claim.downstream("POST http://bank 1"))
-            )
-            yield b"b"
+            ask()
+            expected.insert(1, claim.downstream("POST http://bank 1"))
+        ask()
+        yield b"b"
+        ask()
 
     gated: Any = IdempotencyMiddleware(app, dedup, principal=everyone)
     assert b"".join(gated(environ_of(key="k"), lambda *_: None)) == b"ab"
-    ((own, derived),) = asked
-    assert own == derived
+    assert asked == expected
     assert present_work() is None
 
 
