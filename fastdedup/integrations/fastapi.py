@@ -6,7 +6,6 @@ OpenAPI document. Main path: `Idempotency.__call__` → the dependency → `Asgi
 
 # No `from __future__ import annotations` here: FastAPI reads the annotations of dependencies made in a function.
 
-from asyncio import wrap_future
 from collections.abc import AsyncIterator, Callable
 from functools import lru_cache, partial
 from typing import Annotated, Any, Final, Literal, TypeVar, Unpack
@@ -17,7 +16,6 @@ from ..errors import ConfigError, UnavailableError
 from ..extras import needs
 from ..gateway import Dedup
 from ..sql.any_inbox import AnyInbox
-from ..tasks import until_done
 from ..web import forms
 from ..web.admit import admit
 from ..web.answers import refusal, unavailable
@@ -49,7 +47,7 @@ from .http.guarded import claim_of, key_fields, request_of
 from .http.late_exits import dependencies_of, warn_of_late_exits
 from .http.lifespan import ASGIApp, Lifespan, Receive, Scope, Send
 from .http.openapi import describe, header_of
-from .http.response_stage import ReplayStage, begin_committed
+from .http.response_stage import ReplayStage, begin_committed, handler_ended
 from .http.threads import end_of_handler, is_awaited
 from .unreached import watch_handlers
 
@@ -291,8 +289,8 @@ def Commits(  # noqa: N802
             yield got
             await work.handled()
         except BaseException as error:
-            if end is not None and not end.cancel():
-                await until_done(wrap_future(end))
+            if end is not None:
+                await handler_ended(end)
             answer = await work.raised(error)
             if answer is None:
                 raise

@@ -19,7 +19,7 @@ from .http.endpoint import EndpointGate
 from .http.exchange import AsgiExchange, send_response, supported
 from .http.guarded import claim_of, identify
 from .http.lifespan import ASGIApp, Message, Receive, Scope, Send
-from .http.response_stage import begin_committed, in_thread
+from .http.response_stage import begin_committed, handle_in_thread
 from .http.threads import is_async
 
 with needs(__name__, "Starlette", "starlette"):
@@ -215,7 +215,7 @@ async def _work(
     response: Any = await begin_committed(route, scope, exchange, gate.docs_at(scope), named)
     if isinstance(response, Committed):
         work: CommittedWork = exchange.stage.work
-        run = endpoint if is_async(endpoint.func) else functools.partial(in_thread, endpoint)
+        run = endpoint if is_async(endpoint.func) else functools.partial(handle_in_thread, endpoint)
         response = await work.run(functools.partial(run, Request(scope, receive, send), response))
     if isinstance(response, WebResponse):
         await send_response(send, response)

@@ -12,16 +12,18 @@ from typing import Annotated, Any
 import anyio
 import pytest
 from fastapi import FastAPI, Response
-from sqlalchemy import create_engine, text
+from sqlalchemy import Engine, create_engine, text
 from starlette.applications import Starlette
 from starlette.routing import Route
 
 from fastdedup import Dedup
 from fastdedup.integrations import asgi, starlette
 from fastdedup.integrations.fastapi import Commits, Committed, Idempotency, everyone
+from fastdedup.integrations.http import response_stage
 from fastdedup.integrations.http.committing import CommittedWork
 from fastdedup.sql.receipt import AnyReceipt
 from fastdedup.sync.sql import Inbox
+from fastdedup.tasks import until_done
 from fastdedup.web.response import Response as Stored
 
 from ..gated_inbox.times import WEEK
@@ -95,39 +97,107 @@ async def test_a_cancelled_scope_frees_the_key(bank: Bank, monkeypatch: pytest.M
     assert await bank.effects() == ["n"]
 
 
-@pytest.mark.parametrize("framework", ["fastapi", "starlette"])
-async def test_a_transaction_ends_after_its_handler_in_a_thread(framework: str, tmp_path: Path) -> None:
-    """A server that stops cancels the request, and the thread goes on: its connection was another request's then."""
-    begun, exited, held = threading.Event(), threading.Event(), []
+class Till:
+    """Begins transactions, and has a handler for a thread that goes on when it may."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.begun, self.may_end, self.exited = threading.Event(), threading.Event(), threading.Event()
+        self.held: list[bool] = []
+
+    @contextmanager
+    def begin(self) -> Iterator[Any]:
+        with self._engine.begin() as connection:
+            try:
+                yield connection
+            finally:
+                self.exited.set()
+
+    def work(self, committed: Committed[Any]) -> Response:
+        committed.session.execute(PAID, {"note": "n"})
+        self.begun.set()
+        self.may_end.wait(20)
+        self.held.append(not self.exited.is_set())
+        return Response("done")
+
+
+@pytest.fixture
+def till(tmp_path: Path) -> Iterator[Till]:
     engine = create_engine(f"sqlite:///{tmp_path}/bank.db")
     with engine.begin() as connection:
         for statement in tables("sqlite"):
             connection.execute(text(statement))
+    yield Till(engine)
+    engine.dispose()
 
-    @contextmanager
-    def begin() -> Iterator[Any]:
-        with engine.begin() as connection:
-            try:
-                yield connection
-            finally:
-                exited.set()
 
-    def work(committed: Committed[Any]) -> Response:
-        committed.session.execute(PAID, {"note": "n"})
-        begun.set()
-        held.append(not exited.wait(0.0 if held else 0.3))
-        return Response("done")
+each_framework = pytest.mark.parametrize("framework", ["fastapi", "starlette"])
+
+
+@each_framework
+@pytest.mark.parametrize("scoped", [False, True])
+async def test_a_transaction_ends_after_its_handler_in_a_thread(
+    framework: str, scoped: bool, till: Till, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that stops cancels the request, and the thread goes on: its connection was another request's then.
+
+    If a scope of anyio around it is cancelled too, the request waits all the same, and its loop has rest meanwhile.
+    """
+    waits = asyncio.Event()
+
+    async def waiting(future: asyncio.Future[Any]) -> None:
+        if not isinstance(future, asyncio.Task):  # which would be a step of the transaction
+            waits.set()
+        await until_done(future)
+
+    scope = anyio.CancelScope()
+
+    async def visit() -> None:
+        with scope:
+            await visitor.post("/pay", headers={"idempotency-key": "k"})
 
     async with Dedup("memory://", namespace="t") as dedup:
-        app = made(framework, dedup, begin, work)
-        visitor = client(app, raises=True)
-        request = asyncio.create_task(visitor.post("/pay", headers={"idempotency-key": "k"}))
-        await wait_until(begun.is_set, description="the handler is at work")
-        await cancel(request)
-        exited.clear()
+        visitor = client(made(framework, dedup, till.begin, till.work), raises=True)
+        request = asyncio.create_task(visit())
+        await wait_until(till.begun.is_set, description="the handler is at work")
+        monkeypatch.setattr(response_stage, "until_done", waiting)
+        if scoped:
+            scope.cancel()
+        request.cancel()
+        try:
+            await wait_until(waits.is_set, description="the request waits for its handler")
+            before = request.cancelling()
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert (request.cancelling(), request.done()) == (before, False)
+        finally:
+            till.may_end.set()
+            await asyncio.wait([request])
+        till.exited.clear()
         again = await visitor.post("/pay", headers={"idempotency-key": "k"})
-    engine.dispose()
-    assert (held, again.text) == ([True, True], "done")
+    assert (till.held, again.text) == ([True, True], "done")
+
+
+@each_framework
+async def test_a_handler_that_waits_for_a_thread_does_not_start_later(framework: str, till: Till) -> None:
+    """Its request was cancelled: it waited for a thread, and ran the handler to undo its work."""
+    threads = anyio.to_thread.current_default_thread_limiter()
+    before, threads.total_tokens = threads.total_tokens, 1
+    busy = asyncio.create_task(anyio.to_thread.run_sync(till.may_end.wait, 20))
+    try:
+        async with Dedup("memory://", namespace="t") as dedup:
+            visitor = client(made(framework, dedup, till.begin, till.work), raises=True)
+            request = asyncio.create_task(visitor.post("/pay", headers={"idempotency-key": "k"}))
+            await wait_until(lambda: threads.statistics().tasks_waiting, description="the handler waits")
+            request.cancel()
+            try:
+                await wait_until(request.done, description="the request has ended", deadline=5.0)
+            finally:
+                till.may_end.set()
+                await asyncio.wait([request, busy])
+    finally:
+        threads.total_tokens = before
+    assert (till.begun.is_set(), till.exited.is_set()) == (False, True)
 
 
 def made(framework: str, dedup: Dedup, begin: Any, work: Any) -> Any:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
@@ -22,6 +23,7 @@ from .committing import Committed, CommittedWork, Named, RouteCommits, Steps
 from .exchange import WORK, AsgiExchange, NotSent, send_response
 from .guarded import key_fields
 from .lifespan import Message, Scope
+from .threads import run_to_end
 
 with needs("fastdedup.integrations.starlette", "Starlette", "'fastdedup[web]'"):
     from anyio import CancelScope, CapacityLimiter, to_thread
@@ -216,9 +218,29 @@ class ThreadLimits(NamedTuple):
 async def in_thread(call: Callable[..., T], *args: Any, limiter: CapacityLimiter | None = None) -> T:
     """Call a function in a thread. A cancelled caller waits for its end, because a thread cannot be stopped."""
     task = asyncio.ensure_future(to_thread.run_sync(call, *args, limiter=limiter))
-    with CancelScope(shield=True):  # a cancelled scope of anyio would cancel each turn of the wait
-        await until_done(task)
+    await _until_done(task)
     return task.result()
+
+
+async def handle_in_thread(handler: Callable[..., T], *args: Any) -> T:
+    """Call a handler in a thread. A cancelled caller keeps it from starting, or waits for its end."""
+    end: Future[None] = Future()
+    try:
+        return await to_thread.run_sync(run_to_end, end, handler, *args)
+    except BaseException:
+        await handler_ended(end)
+        raise
+
+
+async def handler_ended(end: Future[None]) -> None:
+    """Keep a handler from starting in its thread, or wait for its end, because a thread cannot be stopped."""
+    if not end.cancel():
+        await _until_done(asyncio.wrap_future(end))
+
+
+async def _until_done(future: asyncio.Future[Any]) -> None:
+    with CancelScope(shield=True):  # a cancelled scope of anyio would cancel each turn of the wait
+        await until_done(future)
 
 
 def _limits() -> ThreadLimits:

@@ -8,7 +8,7 @@ from concurrent.futures import CancelledError, Future
 from contextvars import ContextVar
 from functools import wraps
 from inspect import isasyncgenfunction, isclass, isfunction, ismethod, unwrap
-from typing import Any
+from typing import Any, TypeVar
 
 from .late_exits import bare, dependencies_of
 from .lifespan import ASGIApp, Scope
@@ -17,6 +17,8 @@ if sys.version_info >= (3, 13):
     from inspect import iscoroutinefunction
 else:
     from asyncio import iscoroutinefunction  # as Starlette does: it also knows the mark of older decorators
+
+T = TypeVar("T")
 
 _WSGI_ADAPTERS = frozenset(("WSGIMiddleware", "WsgiToAsgi", "WsgiToAsgiInstance"))
 """Classes of a2wsgi, Starlette and asgiref: each runs a WSGI application in a thread."""
@@ -95,17 +97,20 @@ def _telling_end(handler: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(handler)
     def told(*args: Any, **kwargs: Any) -> Any:
         end = _END.get()
-        if end is None:
-            return handler(*args, **kwargs)
-        if not end.set_running_or_notify_cancel():
-            raise CancelledError
-        try:
-            return handler(*args, **kwargs)
-        finally:
-            end.set_result(None)
+        return handler(*args, **kwargs) if end is None else run_to_end(end, handler, *args, **kwargs)
 
     setattr(told, _TELLS, True)
     return told
+
+
+def run_to_end(end: Future[None], handler: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """Call a handler, and end its future then. Raise CancelledError if the future was cancelled before."""
+    if not end.set_running_or_notify_cancel():
+        raise CancelledError
+    try:
+        return handler(*args, **kwargs)
+    finally:
+        end.set_result(None)
 
 
 def _route(scope: Scope) -> Any:
