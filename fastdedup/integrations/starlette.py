@@ -184,13 +184,16 @@ def _after_readers(request: Request, receive: Receive) -> Receive:
         except ClientDisconnect:
             return {"type": "http.disconnect"}
         except RuntimeError as error:
+            if str(error) != "Stream consumed":  # it is the server's own
+                raise
             raise ConfigError(
                 "a decorator above fastdedup's has read the request's body as a stream or a form, so it cannot be "
                 "compared: let it await request.body() first, or stand below"
             ) from error
         if piece is None:
             return await receive()
-        # Starlette yields an empty piece at the end, and no other one.
+        if not piece:  # the end; a body that was read and is empty has another one behind it
+            await pieces.aclose()
         return {"type": "http.request", "body": piece, "more_body": bool(piece)}
 
     return received

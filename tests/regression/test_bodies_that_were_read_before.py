@@ -114,6 +114,60 @@ async def test_a_form_that_was_read_before_is_refused(dedup: Dedup) -> None:
     assert "request_log_fields" in answer.text
 
 
+@pytest.mark.parametrize("body", [b"tea", b""])
+@pytest.mark.parametrize("is_read", [False, True])
+async def test_a_body_ends_once(body: bytes, is_read: bool, dedup: Dedup) -> None:
+    """An empty one that was read before ended twice, and each left a generator for the event loop to close."""
+    opened: list[Any] = []
+    end = {"type": "http.disconnect"}
+    sent = [{"type": "http.request", "body": body, "more_body": False}, end]
+
+    class Watched(Request):
+        def stream(self) -> Any:
+            opened.append(super().stream())
+            return opened[-1]
+
+    async def receive() -> Any:
+        return sent.pop(0)
+
+    async def asking(scope: Any, receive: Any, send: Any) -> None:
+        seen.extend([await receive() for _ in pieces])
+        assert [stream.ag_frame for stream in opened] == [None] * len(opened)
+        seen.append(await receive())
+
+    @for_starlette(dedup, principal=everyone)
+    async def endpoint(request: Request) -> Any:
+        return asking
+
+    scope: Any = {"type": "http", "method": "POST", "path": "/orders", "headers": []}
+    pieces: list[bytes] = [body, b""] if body else [b""]
+    seen: list[Any] = []
+    request = Watched(scope, receive)
+    if is_read:
+        await request.body()
+    answer: Any = await endpoint(request)
+    async with dedup:
+        await answer(scope, receive, None)
+    expected = [{"type": "http.request", "body": piece, "more_body": bool(piece)} for piece in pieces]
+    assert seen == [*expected, end]
+
+
+async def test_an_error_of_the_server_is_not_a_decorators(dedup: Dedup) -> None:
+    async def receive() -> Any:
+        raise RuntimeError("the transport is closed")
+
+    scope: Any = {
+        "type": "http",
+        "method": "POST",
+        "path": "/orders",
+        "headers": [(b"idempotency-key", b"k")],
+    }
+    answer: Any = await for_starlette(dedup, principal=everyone)(told)(Request(scope, receive))
+    async with dedup:
+        with pytest.raises(RuntimeError, match="the transport is closed"):
+            await answer(scope, receive, None)
+
+
 def reading(get_response: Any) -> Any:
     """Middleware that reads a request as a stream: Django then has no body."""
 
