@@ -390,9 +390,10 @@ class Executor:
         if self._timed is not None and (time_us := connection.store_time_us):
             self._timed.hear_time(time_us)
         try:
-            if isinstance(error, StoreRefusal):
-                # The store answers, and may know the key. Its caller may ask again with this error, so it says so.
-                raise StoreRefusal(*error.args, retry_after=error.retry_after)
+            # The store answers, and may know the key. A claim may ask again with the error that its caller got.
+            refused = error if isinstance(error, StoreRefusal) else error.__cause__
+            if isinstance(refused, StoreRefusal):
+                raise UnavailableError(*error.args, retry_after=error.retry_after) from refused
             if op.verb in _OF_OWNERS and connection.engine is None and not self._holds(op):
                 raise error  # a closed gate writes no answer of the policy into the store
             reply = self._policy.answer(op, error)

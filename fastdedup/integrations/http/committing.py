@@ -257,7 +257,9 @@ class CommittedWork:
         try:
             kept = self._keeps(response)
         except BaseException as error:
-            await self.roll_back(error)  # not by the server: middleware within may answer the error by what is kept
+            await self.roll_back(
+                error
+            )  # not by the server: middleware within may answer the error by what is kept
             raise
         if not kept:
             await self.roll_back()
