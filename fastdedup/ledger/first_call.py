@@ -88,7 +88,10 @@ class FirstCall:
         try:
             await self._until_answered(ids, begun)
             # Not before: while one id of a list has no answer, the others may still be taken back.
-            GRANTED.update([op.place for op in self._sent if op.answer is Code.OK])
+            self._sent = [
+                op for op in self._sent if op.answer is Code.OK
+            ]  # all that `take_back` undoes from now on
+            GRANTED.update([op.place for op in self._sent])
             return self._is_new
         except BaseException as error:
             if isinstance(error, UnavailableError):

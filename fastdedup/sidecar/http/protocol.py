@@ -364,10 +364,8 @@ class HttpProtocol(asyncio.Protocol):
             self._start(self.pipeline.popleft())
         elif self._farewell is not None:
             self._say(self._farewell)
-        else:
-            self.used_at = self.loop.time()
-            if self._share.size:
-                self._weigh()
+        elif self._share.size:
+            self._weigh()
         if self._rest and not self.pipeline:
             self._parse_soon()
 
@@ -433,7 +431,7 @@ class HttpProtocol(asyncio.Protocol):
 
     def _send(self, data: bytes, grants: Sequence[Grant] = ()) -> None:
         """Send this; what was sent before may be read by now, so its grants are the client's."""
-        self.handing_over = grants
+        self.handing_over, self.used_at = grants, self.loop.time()
         self.transport.write(data)
         if self.unread.since:
             self.unread.add(len(data))
@@ -450,15 +448,16 @@ class HttpProtocol(asyncio.Protocol):
 
     def _look(self) -> None:
         """Close a connection without requests. One timer serves all, instead of one for each request."""
+        patience, unused = self._limits.request_timeout, self.loop.time() - self.used_at
+        if unused >= patience:  # the client has read it; what forgets 10,000 ids takes 3 MB
+            self.handing_over = [each for each in self.handing_over if isinstance(each, tuple)]
         running = self._running
-        if not self._whole or self._rest or (running is not None and not running.answered):
-            left = self._limits.idle_timeout
-        else:
-            left = self.used_at + self._limits.idle_timeout - self.loop.time()
+        busy = not self._whole or self._rest or (running is not None and not running.answered)
+        left = self._limits.idle_timeout - (0.0 if busy else unused)
         if left <= 0:
             self.transport.abort()
         else:
-            self._idle = self.loop.call_later(left, self._look)
+            self._idle = self.loop.call_later(min(left, patience), self._look)
 
     def _relax(self) -> None:
         if self._timer is not None:

@@ -341,7 +341,8 @@ class RespConnection(asyncio.Protocol):
         if isinstance(answer, bytes):
             answer = Slot(answer)
         elif type(answer) is TaskCommand:
-            answer.size = sum(map(len, command))
+            self._taken += answer.size  # of what it may be granted
+            answer.size += sum(map(len, command))
         self.places.append(answer)
 
     def _flush(self) -> None:
@@ -402,8 +403,8 @@ class RespConnection(asyncio.Protocol):
         self._share.weigh(self._frames.size + len(self.places) * PLACE + self._backlog.size + self._kept())
 
     def _kept(self) -> int:
-        """Return the bytes of the commands that are not answered, and of the replies that are not written."""
-        return sum([place.size if place.reply is None else len(place.reply) for place in self.places])
+        """Return the bytes of the commands and replies that are kept until the replies are written."""
+        return sum([place.size + len(place.reply or b"") for place in self.places])
 
     def _has_room(self) -> bool:
         """True if further commands may be read: some may be answered though there are always others that are not."""

@@ -26,7 +26,7 @@ class ReplyPlace(Protocol):
     reply: bytes | None
     """None until the command is answered."""
     size: int
-    """The bytes of the command that it keeps until then, if they are many."""
+    """The bytes of the command, and of what it may be granted, that it keeps until its reply is written."""
     grants: Sequence[Grant]
     """What the reply grants: it is taken back if the reply is never written."""
 

@@ -14,7 +14,7 @@ import orjson
 
 from ...gateway import Dedup
 from ..counters import outcome_found
-from ..releases import Grant, Undoable
+from ..releases import REMEMBERED, Grant, Undoable
 from ..verbs import BEGIN, dedup_of
 from ..wire_verbs import VERBS, Usage, WireVerb
 from .claim_commands import SlowRedeem
@@ -38,7 +38,10 @@ def answer(
     dedup = dedup_of(home)
     work = VerbWork(connection, begun, dedup, value_of)
     shows, turns, settles = verb.shows, verb.turns, verb.of_owner
-    return spawn(connection, work, dedup, verb.name, repeatable=shows, reads=turns, settles=settles)
+    place = spawn(connection, work, dedup, verb.name, repeatable=shows, reads=turns, settles=settles)
+    if verb.name == "first":
+        place.size = len(options.ids) * REMEMBERED
+    return place
 
 
 class VerbWork:
