@@ -16,20 +16,25 @@ import hiredis
 import pytest
 import redis
 
+from fastdedup import Dedup
 from fastdedup.core.wakeups import Wakeups
 from fastdedup.kernel.engine import Engine
-from fastdedup.kernel.operations import ClaimOp, Op, ReadOp, Reply
+from fastdedup.kernel.operations import ClaimOp, Op, ReadOp, ReleaseOp, Reply
 from fastdedup.kernel.owners import draw_owner
 from fastdedup.kernel.terms import Mode, terms
+from fastdedup.kernel.verbs import Verb
 from fastdedup.sidecar.limits import Limits
+from fastdedup.sidecar.namespaces import Namespaces, RawCodec
+from fastdedup.sidecar.resp.commands import WITH_STORES
 from fastdedup.sidecar.resp.connection import RespConnection
 from fastdedup.stores.memory import MemoryStore
 from fastdedup.stores.redis.scripts import pack as pack_command
+from fastdedup.stores.sidecar.wire import RUNS, pack_run
 
 from ..servers import RedisServer
 from ..sidecar.attacks import answered, connect
 from ..sidecar.conftest import Running, serve, sidecar
-from ..sidecar.fuzz import pack
+from ..sidecar.fuzz import Transport, pack
 from ..sidecar.running import Sidecar, client
 from ..waiting import wait_until
 
@@ -417,3 +422,34 @@ async def test_a_sidecar_that_stops_leaves_none_of_that_behind(
         sidecar.stop()
     gc.collect()
     assert not told
+
+
+async def test_what_an_owner_of_a_client_has_sent_is_done_by_the_rules_of_its_pipeline() -> None:
+    """Fault: a store's settlement was dropped; and FD.COMPLETE in a MULTI ran, because the MULTI was dropped."""
+    async with Dedup(MemoryStore(), codec=RawCodec()) as root:
+        clients: set[RespConnection] = set()
+        connection = RespConnection(Namespaces(root), clients, WITH_STORES)
+        transport = Transport(connection)
+        claims = [await root.claim(key) for key in ("stored", "in a MULTI", "behind it", "behind QUIT")]
+        (wire, owner), names = claims[0].settlement.held_key, [claim.owner.encode() for claim in claims]
+        ops = [ReleaseOp(wire, owner, claims[0].fence)]
+        sent = [
+            pack_run(RUNS[Verb.RELEASE], ops, reasons=False, patience=False),
+            pack(b"MULTI"),
+            pack(b"FD.RELEASE", b"in a MULTI", names[1]),
+            pack(b"EXEC"),
+            pack(b"FD.RELEASE", b"behind it", names[2]),
+            pack(b"QUIT"),
+            pack(b"FD.RELEASE", b"behind QUIT", names[3]),
+        ]
+        connection.data_received(b"".join([*40 * [pack(b"PING")], *sent]))
+        transport.lose()
+        await wait_until(lambda: not clients, description="all has ended")
+        await wait_until(lambda: not root.pending, description="the store has answered")
+        records = [await root.get(claim.key) for claim in claims]
+        assert [each.state for each in records if each] == [
+            "released",
+            "processing",
+            "released",
+            "processing",
+        ]

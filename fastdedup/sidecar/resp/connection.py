@@ -24,7 +24,7 @@ from .backlog import PIECE, Backlog
 from .errors import SHUTTING_DOWN, TOO_MUCH, error_reply, unknown_command
 from .frames import FrameError, Frames, error
 from .large import LargeReplies, LargeReply
-from .reply_places import SETTLING, ReplyPlace, Slot, TaskCommand, tasks_of
+from .reply_places import ReplyPlace, Slot, TaskCommand, outlives, tasks_of
 
 _IN_ONE_TURN = 32
 """The commands of one client that run in one turn of the loop: 1,000 of 100 clients each would take 0.7 s."""
@@ -322,7 +322,7 @@ class RespConnection(asyncio.Protocol):
 
     def _run(self, command: list[bytes]) -> None:
         answer: bytes | ReplyPlace
-        if self.gone and command[0].upper() not in SETTLING:
+        if self.gone and not outlives(command):
             return
         handler = self._commands.get(command[0]) or self._commands.get(command[0].upper())
         try:

@@ -9,6 +9,8 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from ...core.counters import outcome_of
 from ...gateway import Dedup
+from ...kernel.verbs import Keys
+from ...stores.sidecar.wire import BY_NAME
 from ..counters import Counters, is_bad
 from ..releases import Grant
 from ..reply_memory import LARGE
@@ -16,8 +18,18 @@ from ..turns import TaskLine, Turns
 from ..wire_verbs import VERBS
 from .errors import error_reply
 
-SETTLING: Final = frozenset(verb.usage.name for verb in VERBS if verb.of_owner)
-"""The commands of what an owner does to its claim."""
+_OUTLIVING: Final = {verb.usage.name for verb in VERBS if verb.of_owner} | {
+    *(b"MULTI", b"EXEC", b"DISCARD", b"RESET", b"QUIT"),
+}
+"""The commands of what an owner does to its claim, and those that decide whether such a command runs."""
+_OF_OWNERS: Final = {name for name, run in BY_NAME.items() if run.verb.row.keys is Keys.HELD}
+"""The runs of an FD.RUN that owners do to their claims."""
+
+
+def outlives(command: list[bytes]) -> bool:
+    """True if a command runs though its client has gone: an owner's work is done, whatever became of the owner."""
+    name = command[0].upper()
+    return name in _OUTLIVING or (name == b"FD.RUN" and not _OF_OWNERS.isdisjoint(command[1:2]))
 
 
 class ReplyPlace(Protocol):
