@@ -345,6 +345,41 @@ async def test_a_use_and_an_id_whose_answer_was_not_read_are_taken_back() -> Non
         await wait_until(lambda: stand() == (None, "issued", 0), description=lambda: str(stand()))
 
 
+@pytest.mark.parametrize("pipelined", [b"", pack(b"PING")], ids=["alone", "behind another"])
+async def test_what_a_reply_that_was_not_read_has_granted_is_taken_back(pipelined: bytes) -> None:
+    with granting() as (sidecar, _, token, stand):
+        asked = [pack(b"FD.CLAIM", b"b"), pack(b"FD.CONSUME", token), pack(b"FD.FIRST", b"orders", b"id")]
+        for ask in asked:
+            with connect(sidecar.path) as raw:
+                raw.sendall(pipelined + ask)
+                length = len(pipelined and b"+PONG\r\n")
+                await wait_until(
+                    lambda raw=raw, length=length: len(raw.recv(100, socket.MSG_PEEK)) > length,
+                    description="the reply is there, and stays unread",
+                )
+        await wait_until(lambda: stand() == ("released", "issued", 0), description=lambda: str(stand()))
+
+
+@pytest.mark.parametrize("end", ["a write that fails", "a cut", "no read in time"])
+async def test_what_a_reply_that_was_not_sent_has_granted_is_taken_back(end: str) -> None:
+    async with Dedup(MemoryStore(), codec=RawCodec()) as root:
+        connection = RespConnection(Namespaces(root, limits=Limits(request_timeout=0.05)), set(), WITH_STORES)
+        transport = Transport(connection)
+        connection.data_received(pack(b"FD.CLAIM", b"k"))
+        await wait_until(lambda: transport.written, description="it is answered")
+        if end == "a write that fails":
+            transport.lose(BrokenPipeError())
+        else:
+            transport.get_write_buffer_size = lambda: 10  # type: ignore[method-assign]
+            connection.cut() if end == "a cut" else connection.data_received(b"*")  # the rest is never sent
+
+        async def released() -> bool:
+            record = await root.get("k")
+            return record is not None and record.state == "released"
+
+        await wait_until(released, description="it is released")
+
+
 # Fault: a client with as many requests outstanding as it may have is not read from, so its end was not noticed: what
 # waited for a key won it, and held it for its lease.
 

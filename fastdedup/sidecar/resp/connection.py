@@ -24,7 +24,7 @@ from .backlog import PIECE, Backlog
 from .errors import SHUTTING_DOWN, TOO_MUCH, error_reply, unknown_command
 from .frames import FrameError, Frames, error
 from .large import LargeReplies, LargeReply
-from .reply_places import ReplyPlace, Slot, TaskCommand, outlives, tasks_of
+from .reply_places import NO_PLACE, ReplyPlace, Slot, TaskCommand, kept_by, outlives, tasks_of
 
 _IN_ONE_TURN = 32
 """The commands of one client that run in one turn of the loop: 1,000 of 100 clients each would take 0.7 s."""
@@ -70,6 +70,7 @@ class RespConnection(asyncio.Protocol):
         # Mutable: the bytes that the client has not read; the large replies, and those that wait their turn.
         self.unread: UnreadReplies
         self._memory = namespaces.memory
+        self._told: ReplyPlace = NO_PLACE  # the command whose reply was written last: it may lie unread
         self.large = LargeReplies(namespaces.memory, limits.replies)
         self._waiting = self.large.waiting
         # Mutable: the bytes of commands that have come in part, or wait for their replies.
@@ -156,6 +157,9 @@ class RespConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Take back what the client was not told of, and do what it has sent as an owner (asyncio calls this)."""
         self.gone = self._lost = True
+        if exc is not None:  # the client closed before it read our last bytes, or before we wrote them
+            take_back(self._told.grants)
+        self._told = NO_PLACE
         if self._timer is not None:
             self._timer.cancel()
         self._let_go()
@@ -225,6 +229,11 @@ class RespConnection(asyncio.Protocol):
         self.tasks.settling.clear()
         self.large.clear()
         self.gone = True  # a claim that is won in this turn of the loop is released
+        self._abort()
+
+    def _abort(self) -> None:
+        if self.transport.get_write_buffer_size():  # the last reply was not sent whole
+            take_back(self._told.grants)
         self.transport.abort()
 
     # The commands' calls
@@ -253,7 +262,7 @@ class RespConnection(asyncio.Protocol):
         if len(places) == 1 and not self._flushing and self._reading and places[0] is slot:
             # Not by `_flush`, which looks for more.
             places.popleft()
-            self._send(reply)
+            self._send(reply, slot)
             self._flushed()
             return
         slot.reply = reply
@@ -288,7 +297,7 @@ class RespConnection(asyncio.Protocol):
     def push(self, message: bytes) -> bool:
         """Send a message that is not a reply; return False if the client does not read."""
         if self._writing and not self.gone:
-            self._send(message)
+            self._send(message, NO_PLACE)
         return self._writing
 
     def _next_commands(self, most: int) -> list[list[bytes]]:
@@ -375,11 +384,12 @@ class RespConnection(asyncio.Protocol):
         out: list[bytes] = []
         while places and (reply := places[0].reply) is not None:
             out.append(reply)
-            places.popleft()
+            last = places.popleft()
         if out:
-            self._send(b"".join(out))
+            self._send(b"".join(out), last)
 
-    def _send(self, data: bytes) -> None:
+    def _send(self, data: bytes, last: ReplyPlace) -> None:
+        last.reply, self._told = None, last if last.grants else NO_PLACE
         self.transport.write(data)
         if self.unread.since:
             self.unread.add(len(data))
@@ -400,16 +410,13 @@ class RespConnection(asyncio.Protocol):
 
     def _weigh(self) -> None:
         """Count what this client's commands take."""
-        self._share.weigh(self._frames.size + len(self.places) * PLACE + self._backlog.size + self._kept())
-
-    def _kept(self) -> int:
-        """Return the bytes of the commands and replies that are kept until the replies are written."""
-        return sum([place.size + len(place.reply or b"") for place in self.places])
+        kept = kept_by(*self.places, self._told)
+        self._share.weigh(self._frames.size + len(self.places) * PLACE + self._backlog.size + kept)
 
     def _has_room(self) -> bool:
         """True if further commands may be read: some may be answered though there are always others that are not."""
         if self._taken > self._room:
-            self._taken = self._kept()
+            self._taken = kept_by(*self.places)
         return self._taken <= self._room
 
     def _shed(self) -> None:
@@ -461,12 +468,8 @@ class RespConnection(asyncio.Protocol):
             self._hangup.begin()
 
     def _resume(self) -> None:
-        if (
-            not self._reading
-            and not self._backlog
-            and not self.transport.is_closing()
-            and (self.gone or self._may_read())
-        ):
+        closing = self.transport.is_closing()
+        if not (self._reading or self._backlog or closing) and (self.gone or self._may_read()):
             self._reading = True
             self.transport.resume_reading()
 
@@ -490,9 +493,8 @@ class RespConnection(asyncio.Protocol):
         self._timer = None
         if self.gone:
             return
-        if self._writing and not self._reading:
-            self._watch()  # the rest of a command has not arrived, because we do not read it yet
-        elif not self._hurried and (self._used or self.places or self.holdings.any_held):
+        waits = self._writing and not self._reading  # the rest of a command has not come: we read later
+        if waits or (not self._hurried and (self._used or self.places or self.holdings.any_held)):
             self._watch()
         else:
-            self.transport.abort()
+            self._abort()

@@ -55,6 +55,15 @@ class Slot:
         self.size = 0
 
 
+NO_PLACE: Final = Slot()
+"""The place of no command."""
+
+
+def kept_by(*places: ReplyPlace) -> int:
+    """Return the bytes of these commands, of their replies, and of what they grant, while that is kept."""
+    return sum([place.size + len(place.reply or b"") for place in places])
+
+
 Work = Callable[[], Coroutine[Any, Any, tuple[bytes, str, Sequence[Grant]]]]
 """A command that runs in a task; returns the reply, in one word its outcome, for the counters, and what it grants."""
 
