@@ -13,16 +13,25 @@ _PAUSE: Final = 1.0
 
 def hung_up(transport: asyncio.Transport) -> bool:
     """Return True if the other side does not read any more either (poll's POLLHUP, on Unix sockets)."""
+    return bool(_signs(transport) & select.POLLHUP)
+
+
+def is_unread(transport: asyncio.Transport) -> bool:
+    """Return True if the other side will not read the last bytes: some are not sent, or it closed before it read."""
+    return bool(transport.get_write_buffer_size() or _signs(transport) & select.POLLERR)
+
+
+def _signs(transport: asyncio.Transport) -> int:
     sock = transport.get_extra_info("socket")
     if sock is None or sock.fileno() < 0:
-        return False
+        return 0
     look = select.poll()
     look.register(sock.fileno(), 0)
-    return any(events & select.POLLHUP for _, events in look.poll(0))
+    return sum(events for _, events in look.poll(0))
 
 
 class HangupWatch:
-    """Notices that a client hangs up while its connection is not read: the event loop tells of that behind a read.
+    """Notices that a client hangs up while its connection is not read: the loop tells of that only after a read.
 
     Args:
         transport: the connection's.

@@ -380,6 +380,22 @@ async def test_what_a_reply_that_was_not_sent_has_granted_is_taken_back(end: str
         await wait_until(released, description="it is released")
 
 
+async def test_that_holds_while_the_connection_is_not_read(serve: Callable[..., Running]) -> None:
+    sidecar = serve(limits=Limits(in_flight=2))
+    wakeups = sidecar.namespaces.root.gate.connection.wakeups
+    with client(Path(sidecar.path)) as other:
+        other.execute_command("FD.CLAIM", "held", *LEASE)
+        with sidecar.raw() as raw:
+            waits = post("/v1/claims", {"key": "held", "wait": 60_000})
+            raw.sendall(post("/v1/claims", {"key": "b", "lease": 60_000}) + waits + 3 * LOOK)
+            await wait_until(
+                lambda: wakeups.waiting, description="the second one waits, the first is answered"
+            )
+        await wait_until(
+            lambda: other.execute_command("FD.CLAIM", "b")[0] == b"acquired", description="it is free again"
+        )
+
+
 # Fault: a client with as many requests outstanding as it may have is not read from, so its end was not noticed: what
 # waited for a key won it, and held it for its lease.
 

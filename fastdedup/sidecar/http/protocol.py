@@ -19,7 +19,7 @@ import httptools
 
 from ...failures import log
 from ...web.problems import ProblemType
-from ..hangup import hung_up
+from ..hangup import hung_up, is_unread
 from ..limits import Limits
 from ..releases import Grant, take_back
 from ..reply_memory import ReplyMemory, UnreadReplies
@@ -107,7 +107,7 @@ class HttpProtocol(asyncio.Protocol):
         self.transport.set_write_buffer_limits(high=0)  # so `unread.since` tells whether it keeps any bytes
         self.unread = UnreadReplies(self._memory, self.transport)
         self._state.connections.add(self)
-        self.flow = Flow(self.transport)
+        self.flow = Flow(self.transport, self.cut)
         self.used_at = self.loop.time()
         self._look()
 
@@ -243,8 +243,8 @@ class HttpProtocol(asyncio.Protocol):
     # The memory's call
 
     def cut(self) -> None:
-        """Close at once; take back the grants of an answer that was not sent whole."""
-        if self.transport.get_write_buffer_size():
+        """Close at once; take back the grants of an answer that is surely not read."""
+        if is_unread(self.transport):
             take_back(self.handing_over)
         self.transport.abort()
 

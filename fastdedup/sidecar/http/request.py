@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import unquote
@@ -28,13 +29,17 @@ class Flow:
     """Whether a connection reads, and whether its client does.
 
     A connection reads wherever there is room: while it does not, it is slow to notice that its client goes.
+
+    Args:
+        transport: the connection's.
+        gone: called when the client hangs up meanwhile.
     """
 
     __slots__ = ("_hangup", "_reading", "_transport", "_writable")
 
-    def __init__(self, transport: asyncio.Transport) -> None:
+    def __init__(self, transport: asyncio.Transport, gone: Callable[[], object]) -> None:
         self._transport = transport
-        self._hangup = HangupWatch(transport, transport.abort)
+        self._hangup = HangupWatch(transport, gone)
         # Mutable: do we read; does the client.
         self._reading = True
         self._writable = asyncio.Event()

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from ..counters import is_bad
 from ..ephemeral import Holdings
-from ..hangup import HangupWatch, hung_up
+from ..hangup import HangupWatch, hung_up, is_unread
 from ..namespaces import Namespaces
 from ..releases import Holding, take_back
 from ..reply_memory import LARGE, UnreadReplies
@@ -232,7 +232,7 @@ class RespConnection(asyncio.Protocol):
         self._abort()
 
     def _abort(self) -> None:
-        if self.transport.get_write_buffer_size():  # the last reply was not sent whole
+        if is_unread(self.transport):
             take_back(self._told.grants)
         self.transport.abort()
 
@@ -247,7 +247,7 @@ class RespConnection(asyncio.Protocol):
         if not self.gone and (self._draining or not self._reading) and hung_up(self.transport):
             self.gone = True
             if self._draining:
-                self.transport.abort()
+                self._abort()
             else:
                 self._let_go()
                 self._resume()
