@@ -20,7 +20,7 @@ from fastdedup.sidecar.limits import Limits
 from fastdedup.sidecar.namespaces import Namespaces, RawCodec
 from fastdedup.sidecar.reply_memory import LARGE, ReplyMemory
 from fastdedup.sidecar.request_memory import PLACE
-from fastdedup.sidecar.resp.commands import COMMANDS
+from fastdedup.sidecar.resp.commands import COMMANDS, WITH_STORES
 from fastdedup.sidecar.resp.connection import RespConnection
 from fastdedup.sidecar.resp.frames import OK
 from fastdedup.sidecar.resp.large import LargeReplies, LargeReply
@@ -308,6 +308,19 @@ async def test_the_bytes_of_a_command_that_waits_are_counted() -> None:
         assert 320_000 < requests.taken < 340_000
         transport.lose()
         assert not requests.taken
+
+
+async def test_the_bytes_of_a_run_are_counted() -> None:
+    """An FD.RUN with 10 kB of keys counted 512 bytes."""
+    async with Dedup(MemoryStore(), codec=RawCodec()) as root:
+        connection = RespConnection(Namespaces(root), set(), WITH_STORES)
+        transport, memory = Transport(connection), connection.namespaces.memory.requests
+        wires = [b"t:=" + b"%0100d" % number for number in range(100)]
+        connection.data_received(pack(b"FD.RUN", b"read", b"100", *wires))
+        assert sum(map(len, wires)) < memory.taken < sum(map(len, wires)) + 2 * PLACE
+        await wait_until(lambda: not connection.places, description="it is answered")
+        assert not memory.taken
+        transport.lose()
 
 
 async def test_a_connection_that_is_lost_keeps_nothing_of_its_commands() -> None:
