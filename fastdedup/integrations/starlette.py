@@ -17,7 +17,7 @@ from ..web.rules import UUID, KeySettings
 from .http.committing import Committed, CommittedWork, RouteCommits, check_kinds
 from .http.endpoint import EndpointGate
 from .http.exchange import AsgiExchange, send_response, supported
-from .http.guarded import claim_of, identify
+from .http.guarded import claim_of, identify, key_fields
 from .http.lifespan import ASGIApp, Message, Receive, Scope, Send
 from .http.response_stage import begin_committed, handle_in_thread
 from .http.threads import is_async
@@ -186,6 +186,8 @@ def _after_readers(request: Request, receive: Receive) -> Receive:
         except RuntimeError as error:
             if str(error) != "Stream consumed":  # it is the server's own
                 raise
+            if not key_fields(request.scope):  # there is nothing to compare
+                return await receive()
             raise ConfigError(
                 "a decorator above fastdedup's has read the request's body as a stream or a form, so it cannot be "
                 "compared: let it await request.body() first, or stand below"

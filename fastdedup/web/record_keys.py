@@ -29,7 +29,10 @@ def _owner(principal: object) -> str:
     name = name_of_caller(principal, "principal")
     if name is None or name == "":
         raise PrincipalMissing("the principal function found no caller for this request")
-    return digest_of(str(name).encode("utf-8", "surrogatepass"))
+    text = (
+        str.__str__(name) if isinstance(name, str) else str(name)
+    )  # the str() of an enum's member is its name
+    return digest_of(text.encode("utf-8", "surrogatepass"))
 
 
 def shortened(name: str) -> str:

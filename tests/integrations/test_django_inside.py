@@ -49,6 +49,14 @@ def test_a_response_is_replayed_and_another_body_refused(url: str, desk: Desk) -
     assert desk.orders == ["tea"]
 
 
+def test_an_empty_form_that_rest_framework_has_parsed_is_compared(desk: Desk) -> None:
+    """For a permission. It calls Django's parser itself, which leaves no sign of that on the request."""
+    client = Client(headers={"Authorization": "Token ann's", "Idempotency-Key": "k"})
+    first, again, other = [client.post("/drf/parsed", form) for form in ({}, {}, {"item": "tea"})]
+    assert (first.content, again["Idempotency-Replayed"]) == (again.content, "true")
+    assert kind(other) == "key-reused"
+
+
 @pytest.mark.parametrize("url", ["/drf/view", "/ninja/orders"])
 def test_without_a_key_requests_run(url: str, desk: Desk) -> None:
     for _ in range(2):

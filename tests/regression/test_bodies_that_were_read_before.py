@@ -17,9 +17,10 @@ from django.test import Client
 from django.test.client import MULTIPART_CONTENT
 from django.urls import path
 from litestar.middleware import DefineMiddleware
+from litestar.response import Stream
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from fastdedup import ConfigError, Dedup
@@ -42,8 +43,15 @@ async def length(request: LitestarRequest) -> str:
     return str(len(await request.body()))
 
 
+async def streamed() -> Stream:
+    return Stream(iter([b"in ", b"parts"]))
+
+
 def logged(
-    dedup: Dedup, decorated: bool, read: Callable[[LitestarRequest], Any] = LitestarRequest.body
+    dedup: Dedup,
+    decorated: bool,
+    read: Callable[[LitestarRequest], Any] = LitestarRequest.body,
+    answer: Any = length,
 ) -> Any:
     """An application of Litestar: outside of fastdedup's a middleware reads the body, as LoggingMiddleware does."""
 
@@ -55,7 +63,7 @@ def logged(
         return logged
 
     guarding: Any = IdempotencyMiddleware
-    handler = litestar.post("/orders")(length)
+    handler = litestar.post("/orders")(answer)
     within: Any = [] if decorated else [DefineMiddleware(guarding, dedup=dedup, principal=everyone)]
     return litestar.Litestar(
         [for_litestar(dedup, principal=everyone)(handler) if decorated else handler],
@@ -112,6 +120,20 @@ async def test_a_form_that_was_read_before_is_refused(dedup: Dedup) -> None:
             await answers(read_above(decorated, Request.form), form)
     assert answer.status_code == 500
     assert "request_log_fields" in answer.text
+
+
+async def test_a_form_that_was_read_before_without_a_key_is_not_compared(dedup: Dedup) -> None:
+    """Who streams a response listens for the client's end, and was given the refusal in its place."""
+    form: dict[str, Any] = {"files": {"item": (None, b"tea")}}
+
+    async def streaming(request: Request) -> Response:
+        return StreamingResponse(iter(["in ", "parts"]))
+
+    async with dedup:
+        decorated = for_starlette(dedup, principal=everyone)(streaming)
+        found = await answers(read_above(decorated, Request.form), form)
+        found += await answers(logged(dedup, True, LitestarRequest.form, streamed), form)
+    assert [answer.text for answer in found] == ["in parts"] * 2
 
 
 @pytest.mark.parametrize("body", [b"tea", b""])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from enum import Enum
 from typing import Any
 
 import pytest
@@ -246,6 +247,25 @@ def test_a_principal_that_looks_like_the_digest_of_a_long_one_is_not_taken_for_i
 def test_everyone_is_not_the_principal_whose_name_is_a_dash() -> None:
     scopes = {EVERY.scope_key("POST", "/", name, "k") for name in (EVERYONE, "-", "=", "None")}
     assert len(scopes) == 4
+
+
+class Account(str, Enum):  # noqa: UP042 -- its str() is its name
+    ANN = "ann"
+
+
+class Masked(str):
+    """A key that an application does not want in its log."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return "***"
+
+
+@pytest.mark.parametrize("principal", [Account.ANN, Masked("ann")], ids=["enum", "masked"])
+def test_a_principal_is_its_text_and_not_what_it_shows(principal: str) -> None:
+    """All callers that show "***" were one caller."""
+    assert EVERY.scope_key("POST", "/", principal, "k") == EVERY.scope_key("POST", "/", "ann", "k")
 
 
 @pytest.mark.parametrize("principal", [None, ""])

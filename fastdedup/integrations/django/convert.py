@@ -90,7 +90,8 @@ def body_of(request: HttpRequest, limit: int, *, parsed: bool = True) -> bytes:
         if not parsed:
             raise
         parsed_as_form = request.POST or request.FILES or isinstance(request.upload_handlers, ImmutableList)
-        if not parsed_as_form:  # for a body that was read as a stream Django gives an empty form
+        # For a body that was read as a stream Django gives an empty form.
+        if not (parsed_as_form or _has_no_parts(request)):
             raise ConfigError(
                 "something in front of fastdedup has called request.read(), so the body cannot be compared: let it "
                 "use request.body"
@@ -100,6 +101,13 @@ def body_of(request: HttpRequest, limit: int, *, parsed: bool = True) -> bytes:
     if len(body) > limit:
         raise RequestTooLarge
     return body
+
+
+def _has_no_parts(request: HttpRequest) -> bool:
+    """True for a multipart body that holds its last boundary alone: an empty form, whatever has parsed it."""
+    boundary = (request.content_params or {}).get("boundary", "")
+    length = request.META.get("CONTENT_LENGTH") or ""
+    return bool(boundary) and length.isdecimal() and int(length) <= len(f"\r\n--{boundary}--\r\n")
 
 
 def check_length(request: HttpRequest, limit: int) -> None:

@@ -50,7 +50,7 @@ class AsgiGate:
         if CLAIM in scope:
             # An outer guard has claimed the request, and one response cannot settle two claims.
             return await app(scope, receive, send)
-        if _LITESTAR in scope:
+        if _LITESTAR in scope and key_fields(scope):
             receive = _after_readers(scope, receive)
         exchange = AsgiExchange(receive, send, claims.rule.max_request)
         claim = partial(self._claim, claims, scope, exchange)
