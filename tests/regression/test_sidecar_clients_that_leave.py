@@ -440,7 +440,7 @@ async def test_a_key_that_a_client_wins_after_its_death_is_free(serve: Callable[
 async def test_what_an_owner_has_sent_is_done_though_its_client_hangs_up(
     serve: Callable[..., Running], redis_url: str, redis_server: RedisServer, ephemeral: list[bytes]
 ) -> None:
-    sidecar = serve(redis_url, timeout=5.0)
+    sidecar = serve(redis_url, timeout=20.0)
     keys = [b"%d" % number for number in range(1000)]
     with client(Path(sidecar.path)) as other, sidecar.raw() as worker:
         for start in range(0, 1000, 100):

@@ -84,7 +84,7 @@ async def test_a_connection_keeps_few_ids_that_may_be_forgotten() -> None:
 
 
 async def test_an_http_connection_keeps_an_undo_only_until_its_client_has_had_time_to_read() -> None:
-    async with ledgered(Limits(request_timeout=0.05)) as namespaces:
+    async with ledgered(Limits(request_timeout=1.0)) as namespaces:
         state = ServerState()
         connection = HttpProtocol(
             namespaces.limits, namespaces.memory, namespaces.turns, HttpApp(namespaces), state

@@ -70,7 +70,7 @@ class RespConnection(asyncio.Protocol):
         # Mutable: the bytes that the client has not read; the large replies, and those that wait their turn.
         self.unread: UnreadReplies
         self._memory = namespaces.memory
-        self._told: ReplyPlace = NO_PLACE  # the command whose reply was written last: it may lie unread
+        self._told: ReplyPlace = NO_PLACE  # whose reply was written last, unread perhaps; not a long list's
         self.large = LargeReplies(namespaces.memory, limits.replies)
         self._waiting = self.large.waiting
         # Mutable: the bytes of commands that have come in part, or wait for their replies.
@@ -389,7 +389,7 @@ class RespConnection(asyncio.Protocol):
             self._send(b"".join(out), last)
 
     def _send(self, data: bytes, last: ReplyPlace) -> None:
-        last.reply, self._told = None, last if last.grants else NO_PLACE
+        last.reply, self._told = None, last if last.grants and last.size <= LARGE else NO_PLACE
         self.transport.write(data)
         if self.unread.since:
             self.unread.add(len(data))
