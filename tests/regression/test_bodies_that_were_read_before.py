@@ -123,7 +123,7 @@ async def test_a_form_that_was_read_before_is_refused(dedup: Dedup) -> None:
 
 
 async def test_a_form_that_was_read_before_without_a_key_is_not_compared(dedup: Dedup) -> None:
-    """Who streams a response listens for the client's end, and was given the refusal in its place."""
+    """A response that streams listens for the client's end. It got the refusal of the body instead, and was cut."""
     form: dict[str, Any] = {"files": {"item": (None, b"tea")}}
 
     async def streaming(request: Request) -> Response:
