@@ -108,6 +108,8 @@ class Tree:
             "PYTHONDONTWRITEBYTECODE": "1",
             "MODEL_DEPTH": "each step",  # and not every second one, as in `make test`
         }
+        if part.sides:
+            environment["MODEL_SIDES"] = part.sides
         tests = subprocess.Popen(
             command,
             cwd=self._folder,
