@@ -1,14 +1,18 @@
-"""Tells a client that has gone from one that only sends nothing more."""
+"""Tells a client that has gone from one that only sends nothing more, and reads what it has sent before."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import select
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 _PAUSE: Final = 1.0
 """Seconds between two looks at a connection that is not read."""
+_MOST: Final = 1024 * 1024
+"""The bytes that are read behind the end of a connection: a Unix socket keeps fewer."""
 
 
 def hung_up(transport: asyncio.Transport) -> bool:
@@ -19,6 +23,16 @@ def hung_up(transport: asyncio.Transport) -> bool:
 def is_unread(transport: asyncio.Transport) -> bool:
     """Return True if the other side will not read the last bytes: some are not sent, or it closed before it read."""
     return bool(transport.get_write_buffer_size() or _signs(transport) & select.POLLERR)
+
+
+def rest_of(transport: asyncio.Transport) -> bytes:
+    """Return what the other side has sent and nothing has read: a write that fails ends a connection before that."""
+    sock, rest = transport.get_extra_info("socket"), b""
+    if sock is not None and sock.fileno() >= 0:
+        with suppress(OSError):  # no more is there, or it is lost
+            while len(rest) < _MOST and (piece := os.read(sock.fileno(), _MOST)):
+                rest += piece
+    return rest
 
 
 def _signs(transport: asyncio.Transport) -> int:

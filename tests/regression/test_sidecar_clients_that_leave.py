@@ -27,6 +27,8 @@ from fastdedup.sidecar.limits import Limits
 from fastdedup.sidecar.namespaces import Namespaces, RawCodec
 from fastdedup.sidecar.resp.commands import WITH_STORES
 from fastdedup.sidecar.resp.connection import RespConnection
+from fastdedup.sidecar.resp.frames import OK
+from fastdedup.sidecar.resp.reply_places import Slot
 from fastdedup.stores.memory import MemoryStore
 from fastdedup.stores.redis.scripts import pack as pack_command
 from fastdedup.stores.sidecar.wire import RUNS, pack_run
@@ -504,3 +506,24 @@ async def test_what_an_owner_of_a_client_has_sent_is_done_by_the_rules_of_its_pi
             "released",
             "processing",
         ]
+
+
+async def test_what_an_owner_has_sent_is_done_though_a_write_to_its_client_fails() -> None:
+    """Fault: a reply that failed ended the connection before the rest of its stream was read."""
+    async with Dedup(MemoryStore(), codec=RawCodec()) as root:
+        claim, clients = await root.claim("k"), set[RespConnection]()
+        commands = {**WITH_STORES, b"LATER": lambda *_: Slot()}
+        here, there = socket.socketpair()
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.connect_accepted_socket(
+            lambda: RespConnection(Namespaces(root), clients, commands), there
+        )
+        with here:
+            here.sendall(pack(b"LATER"))
+            await wait_until(lambda: connection.places, description="it is read")
+            here.sendall(pack(b"FD.RELEASE", b"k", claim.owner.encode()))
+        connection.answer(connection.places[0], OK)
+        await wait_until(lambda: not clients, description="all has ended")
+        record = await root.get("k")
+        assert record is not None
+        assert record.state == "released"

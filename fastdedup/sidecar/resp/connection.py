@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from ..counters import is_bad
 from ..ephemeral import Holdings
-from ..hangup import HangupWatch, hung_up, is_unread
+from ..hangup import HangupWatch, hung_up, is_unread, rest_of
 from ..namespaces import Namespaces
 from ..releases import Holding, take_back
 from ..reply_memory import LARGE, UnreadReplies
@@ -166,6 +166,9 @@ class RespConnection(asyncio.Protocol):
         self.unread.end()
         for forget in self.on_gone:
             forget()
+        if rest := rest_of(self.transport):
+            self._backlog.append(memoryview(rest))
+            self._pipelines.add(self._go_on)
         if not self._backlog:
             self.tasks.settling.finish(self._finished)
 
@@ -225,6 +228,7 @@ class RespConnection(asyncio.Protocol):
 
     def cut(self) -> None:
         """Close at once, and give back what the replies have reserved."""
+        self._frames.give_up()
         self._backlog.clear()
         self.tasks.settling.clear()
         self.large.clear()
@@ -241,16 +245,11 @@ class RespConnection(asyncio.Protocol):
     def _has_gone(self) -> bool:
         """True if no client reads the replies.
 
-        One that has closed its sending side, or whose commands are not read, may be gone without a sign. In the
-        second case the rest of the stream is read up to its end, which closes the connection: it may settle claims.
+        One that has closed its sending side, or whose commands are not read, may be gone without a sign.
         """
         if not self.gone and (self._draining or not self._reading) and hung_up(self.transport):
             self.gone = True
-            if self._draining:
-                self._abort()
-            else:
-                self._let_go()
-                self._resume()
+            self._abort()
         return self.gone
 
     def answer(self, slot: ReplyPlace, reply: bytes) -> None:
@@ -469,7 +468,7 @@ class RespConnection(asyncio.Protocol):
 
     def _resume(self) -> None:
         closing = self.transport.is_closing()
-        if not (self._reading or self._backlog or closing) and (self.gone or self._may_read()):
+        if not (self._reading or self._backlog or closing) and self._may_read():
             self._reading = True
             self.transport.resume_reading()
 
