@@ -25,7 +25,7 @@ from fastdedup.sidecar.resp.connection import RespConnection
 from fastdedup.sidecar.resp.frames import OK
 from fastdedup.sidecar.resp.large import LargeReplies, LargeReply
 from fastdedup.sidecar.resp.options import kind_of
-from fastdedup.sidecar.resp.reply_places import spawn
+from fastdedup.sidecar.resp.task_commands import FunctionCommand
 from fastdedup.sidecar.turns import Pipelines
 from fastdedup.stores.memory import MemoryStore
 
@@ -350,7 +350,10 @@ async def test_answered_commands_make_room_though_others_are_always_outstanding(
             connection.data_received(pack(b"WORK", bytes(1000)))
             await wait_until(lambda: len(waiting) == outstanding, description="it runs")
 
-        connection.answer_only({b"WORK": lambda it, _: spawn(it, work, it.namespaces.root, "get")})
+        root, line = connection.namespaces.root, connection.tasks.brief
+        connection.answer_only(
+            {b"WORK": lambda it, command: FunctionCommand(it, command, root, "get", line, work).run()}
+        )
         await ask(1)
         for _ in range(20):
             await ask(2)

@@ -26,7 +26,8 @@ from .connection import Command, RespConnection
 from .errors import error_reply
 from .frames import bulk, encode
 from .options import CommandOptions, check_count, read_options
-from .reply_places import ReplyPlace, spawn
+from .reply_places import ReplyPlace
+from .task_commands import Result, TaskCommand
 
 _ACQUIRED: Final = Outcome.ACQUIRED
 _ACQUIRED_HEAD: Final = b"*7\r\n$8\r\nacquired\r\n$20\r\n"
@@ -47,8 +48,8 @@ def claim(connection: RespConnection, command: list[bytes]) -> bytes | ReplyPlac
         check_count(command, _USAGE.least, _USAGE.text)
         key, options = command[1], read_options(command, _USAGE.start, _USAGE)
         if needs_a_task(options):
-            home, mark = home_of(connection.namespaces, options, creates=True), options.fingerprint
-            return SlowClaim(connection, home, text_of("the key", key), mark, options).run("claim")
+            home, text = home_of(connection.namespaces, options, creates=True), text_of("the key", key)
+            return SlowClaim(connection, command, "claim", home, text, options.fingerprint, options).run()
         dedup, ephemeral = connection.namespaces.dedup(options.namespace), options.ephemeral
     if not key.isascii():
         text_of("the key", key)
@@ -63,47 +64,44 @@ def claim(connection: RespConnection, command: list[bytes]) -> bytes | ReplyPlac
     return claiming
 
 
-class SlowClaim:
-    """The work of a claim that takes a task.
-
-    A client may have 1,000 that wait for their tasks. Each takes 0.4 kB; functions within functions took 1.5 kB.
-    The reply is in the protocol that the connection had when the command came: a HELLO behind it may run before it.
+class SlowClaim(TaskCommand):
+    """A claim that takes a task.
 
     Args:
         connection: the client's.
+        command: its parts.
+        verb: its name.
         home: the claim's.
         key: its key, or a token.
         mark: its fingerprint, or the token's subject.
         options: of the command.
     """
 
-    __slots__ = (
-        "_connection",
-        "_ends",
-        "_ephemeral",
-        "_key",
-        "_mark",
-        "_options",
-        "_resp3",
-        "home",
-    )
+    __slots__ = ("_ends", "_ephemeral", "_key", "_mark", "_options", "home")
 
     def __init__(
-        self, connection: RespConnection, home: Home, key: str, mark: Any, options: CommandOptions
+        self,
+        connection: RespConnection,
+        command: list[bytes],
+        verb: str,
+        home: Home,
+        key: str,
+        mark: Any,
+        options: CommandOptions,
     ) -> None:
+        line = connection.tasks.patient if options.wait else connection.tasks.brief
+        super().__init__(connection, command, dedup_of(home), verb, line, repeatable=True)
         self.home = home
-        self._connection = connection
         self._key = key
         self._mark = mark
         self._options = options_of(options)
         self._ephemeral = options.ephemeral
-        self._resp3 = connection.resp3
         # By `time.monotonic()`. The WAIT begins now, even if its command begins later.
         self._ends = monotonic() + options.wait / 1000 if options.wait else 0.0
 
-    async def __call__(self) -> tuple[bytes, str, Sequence[Grant]]:
-        """Return the reply, its outcome, and what it grants."""
-        connection, named = self._connection, None
+    async def work(self) -> Result:
+        """Claim."""
+        connection, named = self.connection, None
         if self._options.owner is not None:
             named = await held_in(self.home, self._key, self._options.owner)
             connection.namespaces.ephemeral.claimed_again(named)
@@ -111,13 +109,8 @@ class SlowClaim:
         (wire, owner), verdict = claim.settlement.held_key, claim.settlement.verdict
         grants: Sequence[Grant] = ()
         if claim.acquired and named is None and not self._ephemeral:
-            grants = ((dedup_of(self.home), wire, owner),)
-        return verdict_reply(verdict, owner, self._resp3), verdict.outcome, grants
-
-    def run(self, verb: str) -> ReplyPlace:
-        """Run in a task; return the place of the reply."""
-        dedup, waits = dedup_of(self.home), self._ends > 0
-        return spawn(self._connection, self, dedup, verb, repeatable=True, waits=waits)
+            grants = ((self.dedup, wire, owner),)
+        return verdict_reply(verdict, owner, self.resp3), verdict.outcome, grants
 
     def call(self, options: ClaimOptions) -> Awaitable[Claim]:
         """Return the claim, to be awaited."""
@@ -125,7 +118,7 @@ class SlowClaim:
 
     async def _claim(self, named: Holding | None) -> Claim:
         """Claim; `named`: what a chosen owner holds then."""
-        connection, dedup = self._connection, dedup_of(self.home)
+        connection, dedup = self.connection, self.dedup
         call = self.call(self._options.but(wait=max(0.0, self._ends - monotonic())))
         if not self._ephemeral:
             answer = await call
@@ -148,13 +141,13 @@ class SlowClaim:
 
 
 class SlowRedeem(SlowClaim):
-    """The work of redeeming a token; `home` is a namespace."""
+    """A token that is redeemed; `home` is a namespace."""
 
     __slots__ = ()
 
     def call(self, options: ClaimOptions) -> Awaitable[Claim]:
         """Return the claim, to be awaited."""
-        return dedup_of(self.home).tokens.redeem_with(options, self._key, self._mark)
+        return self.dedup.tokens.redeem_with(options, self._key, self._mark)
 
 
 # Claims under way

@@ -1,7 +1,7 @@
 """The table of all RESP commands, Redis' own among them, and MULTI, behind which another table counts.
 
-Those of verbs come from the table of verbs. A command that has to wait returns
-`spawn(connection, work, dedup, verb)`: the reply is what the async function `work` returns or raises.
+Those of verbs come from the table of verbs. A command that has to wait returns a `TaskCommand`: the reply is what
+its method `work` returns or raises.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ from ..request_memory import PLACE, RequestShare
 from .backlog import PIECE, Backlog
 from .errors import SHUTTING_DOWN, TOO_MUCH, error_reply, unknown_command
 from .frames import FrameError, Frames, error
-from .large import LargeReplies, LargeReply
-from .reply_places import NO_PLACE, ReplyPlace, Slot, TaskCommand, kept_by, outlives, tasks_of
+from .large import Build, LargeReplies, LargeReply
+from .reply_places import NO_PLACE, ReplyPlace, Slot, kept_by, outlives, tasks_of
 
 _IN_ONE_TURN = 32
 """The commands of one client that run in one turn of the loop: 1,000 of 100 clients each would take 0.7 s."""
@@ -65,7 +65,7 @@ class RespConnection(asyncio.Protocol):
         self._pipelines = namespaces.turns.pipelines
         self.tasks = tasks_of(namespaces.turns)
         self.holdings = Holdings(namespaces.ephemeral)
-        self._taken = 0
+        self.taken = 0  # with what the commands may be granted
         self._farewell = b""  # the last reply, behind the backlog, if the stream cannot be cut into commands
         # Mutable: the bytes that the client has not read; the large replies, and those that wait their turn.
         self.unread: UnreadReplies
@@ -129,15 +129,15 @@ class RespConnection(asyncio.Protocol):
             return
         if self._counts_pending:
             self.count_pending()  # for the clients of other connections
-        self._taken += len(data)
+        self.taken += len(data)
         if not self.places or self.places[0].reply is not None or self._waiting:
             self._flush()
-        full = self._taken > self._room and not self._has_room()
+        full = self.taken > self._room and not self._has_room()
         if (full or len(self.places) + self.extra > self._in_flight) and not self.gone:
             self._pause()  # until earlier ones are answered
         self._used = True
         unfinished = self._frames.unfinished
-        if unfinished or self._taken > LARGE or self._share.size:
+        if unfinished or self.taken > LARGE or self._share.size:
             self._weigh()
         if unfinished is not self._hurried:
             self._watch()
@@ -271,7 +271,7 @@ class RespConnection(asyncio.Protocol):
         self.loop.call_soon(self._flush)
 
     def answer_at_length(
-        self, place: ReplyPlace, payload: bytes, build: Callable[[], bytes], again: Callable[[], None] | None
+        self, place: ReplyPlace, payload: bytes, build: Build, again: Callable[[], object] | None
     ) -> None:
         """Give a command a large reply.
 
@@ -348,9 +348,6 @@ class RespConnection(asyncio.Protocol):
             answer = error_reply(fault)
         if isinstance(answer, bytes):
             answer = Slot(answer)
-        elif type(answer) is TaskCommand:
-            self._taken += answer.size  # of what it may be granted
-            answer.size += sum(map(len, command))
         self.places.append(answer)
 
     def _flush(self) -> None:
@@ -368,7 +365,7 @@ class RespConnection(asyncio.Protocol):
         if self._pending:
             self.count_pending()
         if not places:
-            self._taken = 0
+            self.taken = 0
             if self._share.size:
                 self._weigh()
             if self._draining and not self.gone and not self._backlog:
@@ -414,9 +411,9 @@ class RespConnection(asyncio.Protocol):
 
     def _has_room(self) -> bool:
         """True if further commands may be read: some may be answered though there are always others that are not."""
-        if self._taken > self._room:
-            self._taken = kept_by(*self.places)
-        return self._taken <= self._room
+        if self.taken > self._room:
+            self.taken = kept_by(*self.places)
+        return self.taken <= self._room
 
     def _shed(self) -> None:
         """Hang up. If replies are due, do so without an error: the client would take it for one of these replies."""

@@ -25,7 +25,7 @@ class LargeReply:
 
     __slots__ = ("again", "build", "payload")
 
-    def __init__(self, build: Build, payload: bytes, again: Callable[[], None] | None) -> None:
+    def __init__(self, build: Build, payload: bytes, again: Callable[[], object] | None) -> None:
         self.build: Build | None = build
         self.payload: bytes | None = payload
         self.again = again

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ConfigError
 from ..fields import FIELDS
 from ..wire_verbs import Usage
-from .connection import RespConnection
-from .reply_places import ReplyPlace
 
 
 class CommandOptions:
@@ -40,10 +37,6 @@ def kind_of(allowed: frozenset[str]) -> type[CommandOptions]:
     an object takes 0.3 kB, and a client may have 1,000 commands that wait.
     """
     return type("CommandOptions", (CommandOptions,), {})
-
-
-Answerer = Callable[[RespConnection, CommandOptions], ReplyPlace]
-"""Takes the connection, and a command's arguments; returns the place of the reply."""
 
 
 def read_command(usage: Usage, command: list[bytes]) -> CommandOptions:

@@ -37,7 +37,6 @@ from ..counters import outcome_found
 from ..fields import MAX_NUMBER, number_of, text_of
 from ..limits import MOST_PAGE, LimitError
 from ..namespaces import Namespaces
-from ..releases import Grant
 from ..reply_memory import LARGE
 from ..verbs import forgotten_audit, list_audit, without_addresses
 from .connection import Command, RespConnection
@@ -45,7 +44,8 @@ from .errors import error_reply
 from .frames import OK, error
 from .frames import encode as encode_value
 from .options import check_count
-from .reply_places import ReplyPlace, Slot, spawn
+from .reply_places import ReplyPlace, Slot
+from .task_commands import FunctionCommand, Result
 
 _MARKS: Final = b"=#?!&%@$"
 """The marks of the keys that records have."""
@@ -360,12 +360,12 @@ def eviction(connection: RespConnection, command: list[bytes]) -> ReplyPlace:
     """`FD.EVICTION`: the reply is what the sidecar's store does when its memory is full, or null."""
     root, resp3 = connection.namespaces.root, connection.resp3
 
-    async def work() -> tuple[bytes, str, Sequence[Grant]]:
+    async def work() -> Result:
         backend = root.gate.connection.store
         policy = await backend.eviction_policy() if isinstance(backend, AdminStore) else None
         return encode_value(policy, resp3), outcome_found(policy), ()
 
-    return spawn(connection, work, root, "eviction")
+    return FunctionCommand(connection, command, root, "eviction", connection.tasks.brief, work).run()
 
 
 def page(connection: RespConnection, command: list[bytes]) -> ReplyPlace:
@@ -380,7 +380,7 @@ def page(connection: RespConnection, command: list[bytes]) -> ReplyPlace:
     connection.count_pending()
     namespaces.access.admit("list")
 
-    async def work() -> tuple[bytes, str, Sequence[Grant]]:
+    async def work() -> Result:
         backend: Any = dedup.gate.connection.store
         if not isinstance(backend, AdminStore):
             raise ConfigError("the store of this sidecar cannot list its records")
@@ -394,13 +394,13 @@ def page(connection: RespConnection, command: list[bytes]) -> ReplyPlace:
         wires = encode_value([wire for wire, _ in found.found])
         return b"*5\r\n" + b"".join(head) + wires + encode([stored for _, stored in found.found]), "ok", ()
 
-    return spawn(connection, work, dedup, "list", reads=True)
+    return FunctionCommand(connection, command, dedup, "list", connection.tasks.reading, work).run()
 
 
 def listen(connection: RespConnection, command: list[bytes]) -> ReplyPlace:
     """`FD.LISTEN`: after the reply, push `["freed", store key]` for each freed key, or null if news was missed."""
 
-    async def work() -> tuple[bytes, str, Sequence[Grant]]:
+    async def work() -> Result:
         ear = Ear(connection, connection.namespaces.access.namespaces)
         try:
             end = await connection.namespaces.root.gate.connection.overhear(ear.hear)
@@ -414,7 +414,8 @@ def listen(connection: RespConnection, command: list[bytes]) -> ReplyPlace:
             connection.on_gone.append(end)
         return OK, "ok", ()
 
-    return spawn(connection, work, connection.namespaces.root, "listen")
+    root = connection.namespaces.root
+    return FunctionCommand(connection, command, root, "listen", connection.tasks.brief, work).run()
 
 
 class Subscriber(Protocol):

@@ -20,91 +20,72 @@ from ..wire_verbs import VERBS, Usage, WireVerb
 from .claim_commands import SlowRedeem
 from .connection import Command, RespConnection
 from .frames import OK, encode
-from .options import Answerer, CommandOptions, check_count, read_command, read_options
-from .reply_places import ReplyPlace, spawn
+from .options import CommandOptions, check_count, read_command, read_options
+from .reply_places import ReplyPlace
+from .task_commands import Result, TaskCommand
 
 
-def answer(
-    verb: WireVerb,
-    value_of: Callable[[Any], Any] | None,
-    connection: RespConnection,
-    options: CommandOptions,
-) -> ReplyPlace:
-    """Answer a command of a verb; `value_of`: see `VerbWork`.
+def run(verb: WireVerb, connection: RespConnection, command: list[bytes]) -> ReplyPlace:
+    """Answer a command of a verb.
 
     The task ends with the client, except an owner's: no client reads the answer then, so FD.FIRST remembers nothing.
     """
+    options = (read_of_ledger if verb.of_ledger else read_command)(verb.usage, command)
+    if verb.name == "redeem":
+        redeemed, token = connection.namespaces.dedup(options.namespace), options.token
+        return SlowRedeem(connection, command, "redeem", redeemed, token, options.subject, options).run()
     home, begun = BEGIN[verb.name](connection.namespaces, options, connection.peer)
-    dedup = dedup_of(home)
-    work = VerbWork(connection, begun, dedup, value_of)
-    shows, turns, settles = verb.shows, verb.turns, verb.of_owner
-    place = spawn(connection, work, dedup, verb.name, repeatable=shows, reads=turns, settles=settles)
+    place = VerbCommand(connection, command, verb, dedup_of(home), begun)
     if verb.name == "first":
-        place.size = len(options.ids) * REMEMBERED
-    return place
+        granted = len(options.ids) * REMEMBERED
+        place.size += granted
+        connection.taken += granted
+    return place.run()
 
 
-class VerbWork:
-    """The work of a verb's command; see `SlowClaim` for the protocol of its reply.
-
-    A client may have 1,000 of these, and a function in its place takes 0.3 kB more.
+class VerbCommand(TaskCommand):
+    """A command of a verb.
 
     Args:
         connection: the client's.
-        begun: does what the command asks for.
+        command: its parts.
+        verb: the verb.
         dedup: the namespace's.
-        value_of: makes the reply's value of what that returns; None for what an owner does to its claim: the reply is
-            OK.
+        begun: does what the command asks for. If an owner does it to its claim, the reply is OK.
     """
 
-    __slots__ = ("_begun", "_connection", "_dedup", "_resp3", "_value_of")
+    __slots__ = ("_begun", "_of_owner")
 
     def __init__(
         self,
         connection: RespConnection,
-        begun: Callable[[], Coroutine[Any, Any, Any]],
+        command: list[bytes],
+        verb: WireVerb,
         dedup: Dedup,
-        value_of: Callable[[Any], Any] | None,
+        begun: Callable[[], Coroutine[Any, Any, Any]],
     ) -> None:
-        self._connection = connection
-        self._dedup = dedup
-        self._resp3 = connection.resp3
+        tasks = connection.tasks
+        line = tasks.settling if verb.of_owner else tasks.reading if verb.turns else tasks.brief
+        super().__init__(connection, command, dedup, verb.name, line, repeatable=verb.shows)
         self._begun = begun
-        self._value_of = value_of
+        self._of_owner = verb.of_owner
 
-    async def __call__(self) -> tuple[bytes, str, Sequence[Grant]]:
-        """Return the reply, its outcome, and what it grants."""
+    async def work(self) -> Result:
+        """Do it, and make the reply's value of what was found."""
         found = await self._begun()
+        if self._of_owner:
+            self.connection.namespaces.ephemeral.changed(self.dedup, found)
+            return OK, "ok", ()
         grants: Sequence[Grant] = ()
         if type(found) is Undoable:
             found, grants = found
-        if self._value_of is not None:
-            return encode(self._value_of(found), self._resp3), outcome_found(found), grants
-        self._connection.namespaces.ephemeral.changed(self._dedup, found)
-        return OK, "ok", grants
-
-
-def redeem(connection: RespConnection, options: CommandOptions) -> ReplyPlace:
-    """Answer FD.REDEEM: the reply is that of a claim."""
-    home = connection.namespaces.dedup(options.namespace)
-    return SlowRedeem(connection, home, options.token, options.subject, options).run("redeem")
+        return encode(_VALUES[self.verb](found), self.resp3), outcome_found(found), grants
 
 
 # Reading a command
 
 _NO_NAMES: Final = frozenset({"OWNER", "NS"})
 """No ledger is meant by these words, also in a command that does not take such an option: that is a mistake."""
-
-
-def run(
-    usage: Usage,
-    read: Callable[[Usage, list[bytes]], CommandOptions],
-    answerer: Answerer,
-    connection: RespConnection,
-    command: list[bytes],
-) -> ReplyPlace:
-    """Read a command of a verb, and answer it."""
-    return answerer(connection, read(usage, command))
 
 
 def read_of_ledger(usage: Usage, command: list[bytes]) -> CommandOptions:
@@ -143,17 +124,6 @@ _VALUES: Final[dict[str, Callable[[Any], Any]]] = {
 }
 
 
-def answerer_of(verb: WireVerb) -> Answerer:
-    """Return what answers the commands of a verb."""
-    if verb.name == "redeem":
-        return redeem
-    return partial(answer, verb, None if verb.of_owner else _VALUES[verb.name])
-
-
-def command_of(verb: WireVerb) -> Command:
-    """Return the command of a verb."""
-    read = read_of_ledger if verb.of_ledger else read_command
-    return partial(run, verb.usage, read, answerer_of(verb))
-
-
-COMMANDS: dict[bytes, Command] = {verb.usage.name: command_of(verb) for verb in VERBS if verb.name != "claim"}
+COMMANDS: dict[bytes, Command] = {
+    verb.usage.name: partial(run, verb) for verb in VERBS if verb.name != "claim"
+}
