@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any, TypeVar, cast
 
 from ..claim import Claim
@@ -217,18 +218,12 @@ def _settings_are_ours() -> Iterator[None]:
 
 
 def _facts(namespace: str, stats: LedgerStats) -> dict[str, Any]:
+    facts = asdict(stats)
     return {
-        "ledger": stats.name,
+        "ledger": facts.pop("name"),
         "namespace": namespace,
-        "ids": stats.ids,
-        "capacity": stats.capacity,
-        "fill": stats.fill,
+        **facts,
         "window": round(stats.window * 1000),
-        "slots": stats.slots,
-        "width": stats.width,
-        "bytes": stats.bytes,
-        "bytes_an_id": stats.bytes_an_id,
-        "false_duplicates": stats.false_duplicates,
     }
 
 

@@ -24,7 +24,7 @@ from ..errors import (
 )
 from ..gateway import Dedup
 from ..kernel.keyspace import names_of
-from ..kernel.operations import ClaimOp, OwnerOp, ReadOp, RenewOp, Reply, Verdict
+from ..kernel.operations import ClaimOp, OwnerOp, ReadOp, Reply, Verdict
 from ..kernel.owners import draw_owner, owner_field
 from ..kernel.records import Stored
 from ..kernel.terms import Mode
@@ -206,28 +206,28 @@ def change(verb: WireVerb, namespaces: Namespaces, ask: Any, peer: Any) -> Begun
         raise ConfigError(ask.both)
     assert verb.change is not None
     fence, ephemeral = ask.fence or 0, namespaces.ephemeral
-    renews = verb.name == "renew" and ask.lease is None
+    work: Callable[[], Coroutine[Any, Any, OwnerOp]]
     if isinstance(home, Dedup):
         wire, field = held(home, ask.key, ask.owner, token=ask.token)
-        op = verb.change(home.gate, ask)((wire, field, fence), None)
-        return home, OneRenewal(ephemeral, home, op) if renews else OneChange(ephemeral, home, op)
-    if renews:
-        return home, partial(_renew, verb, namespaces, home, ask)
-    field, make = owner_field(ask.owner), verb.change(home.dedup.gate, ask)
-    return home, partial(home.change, ephemeral, ask.key, lambda wire, at: make((wire, field, fence), at))
+        work = OneChange(ephemeral, home, verb.change(home.gate, ask)((wire, field, fence), None))
+    else:
+        field, make = owner_field(ask.owner), verb.change(home.dedup.gate, ask)
+        work = partial(home.change, ephemeral, ask.key, lambda wire, at: make((wire, field, fence), at))
+    renews = verb.name == "renew" and ask.lease is None
+    return home, partial(_renew, verb, namespaces, home, ask) if renews else work
 
 
-async def _renew(verb: WireVerb, namespaces: Namespaces, home: ServedLedger, ask: Any) -> OwnerOp:
-    """Renew a claim that a ledger remembers, and whose owner names no lease; see `OneRenewal`."""
-    dedup, wire, _ = await home.held(ask.key, ask.owner)
-    ask.lease = max(dedup.gate.claim_terms.lease_ms, await _left_ms(dedup, wire))
+async def _renew(verb: WireVerb, namespaces: Namespaces, home: Home, ask: Any) -> OwnerOp:
+    """Renew a claim whose owner names no lease: for the namespace's, and never for less than is left of it.
+
+    A shorter lease would let another owner in, while this one relies on the lease that its claim has named.
+    """
+    dedup, wire, _ = await held_in(home, ask.key, ask.owner, token=ask.token)
+    found = await dedup.gate.run(ReadOp(wire))
+    left_ms = found.left_ms if isinstance(found, Stored) else 0
+    ask.lease = max(dedup.gate.claim_terms.lease_ms, left_ms)
     renewed: OwnerOp = await change(verb, namespaces, ask, None)[1]()
     return renewed
-
-
-async def _left_ms(dedup: Dedup, wire: bytes) -> int:
-    found = await dedup.gate.run(ReadOp(wire))
-    return found.left_ms if isinstance(found, Stored) else 0
 
 
 class OneChange:
@@ -248,24 +248,6 @@ class OneChange:
             self._ephemeral.changed(self._dedup, self._op)
             raise
         return self._op
-
-
-class OneRenewal(OneChange):
-    """Renews a claim whose owner names no lease: for the namespace's, and never for less than is left of it.
-
-    A shorter lease would let another owner in, while this one relies on the lease that its claim has named.
-    """
-
-    __slots__ = ()
-
-    async def __call__(self) -> OwnerOp:
-        """Make the change; return the operation that did."""
-        op = self._op
-        assert isinstance(op, RenewOp)
-        more_ms = max(await _left_ms(self._dedup, op.wire) - op.lease_ms, 0)
-        op.lease_ms += more_ms
-        op.keep_ms += more_ms
-        return await super().__call__()
 
 
 def held(dedup: Dedup, key: str, owner: str, *, token: bool = False) -> tuple[bytes, bytes]:

@@ -51,10 +51,10 @@ class VerbCommand(TaskCommand):
         command: its parts.
         verb: the verb.
         dedup: the namespace's.
-        begun: does what the command asks for. If an owner does it to its claim, the reply is OK.
+        begun: does what the command asks for.
     """
 
-    __slots__ = ("_begun", "_of_owner")
+    __slots__ = ("_begun",)
 
     def __init__(
         self,
@@ -68,18 +68,18 @@ class VerbCommand(TaskCommand):
         line = tasks.settling if verb.of_owner else tasks.reading if verb.turns else tasks.brief
         super().__init__(connection, command, dedup, verb.name, line, repeatable=verb.shows)
         self._begun = begun
-        self._of_owner = verb.of_owner
 
     async def work(self) -> Result:
         """Do it, and make the reply's value of what was found."""
         found = await self._begun()
-        if self._of_owner:
+        value_of = _VALUES.get(self.verb)
+        if value_of is None:
             self.connection.namespaces.ephemeral.changed(self.dedup, found)
             return OK, "ok", ()
         grants: Sequence[Grant] = ()
         if type(found) is Undoable:
             found, grants = found
-        return encode(_VALUES[self.verb](found), self.resp3), outcome_found(found), grants
+        return encode(value_of(found), self.resp3), outcome_found(found), grants
 
 
 # Reading a command
@@ -122,6 +122,7 @@ _VALUES: Final[dict[str, Callable[[Any], Any]]] = {
     **dict.fromkeys(("get", "list", "ledger"), in_json),
     **dict.fromkeys(("first", "seen", "forget_id"), numbers),
 }
+"""What makes the reply's value of what was found; what an owner does to its claim has the reply OK."""
 
 
 COMMANDS: dict[bytes, Command] = {
