@@ -17,7 +17,7 @@ from ..counters import is_bad
 from ..ephemeral import Holdings
 from ..hangup import HangupWatch, hung_up, is_unread, rest_of
 from ..namespaces import Namespaces
-from ..releases import Holding, take_back
+from ..releases import Grant, Holding, take_back
 from ..reply_memory import LARGE, UnreadReplies
 from ..request_memory import PLACE, RequestShare
 from .backlog import PIECE, Backlog
@@ -57,9 +57,11 @@ class RespConnection(asyncio.Protocol):
         self._frames = Frames(max_bytes=limits.frame, max_arguments=limits.arguments)
         # Mutable: the commands that are answered now: all, or, inside a MULTI, those that end it.
         self._commands = commands
-        # Mutable: what runs in a later turn of the loop; the tasks of reads; the claims to release when the client
-        # goes; the bytes of commands since all were answered, or since `_has_room` counted them anew.
+        # Mutable: what runs in a later turn of the loop; what is taken back there, because the client has gone; the
+        # tasks; the claims to release when the client goes; the bytes of commands since all were answered, or since
+        # `_has_room` counted them anew.
         self._backlog = Backlog(self._cut)
+        self._untold: list[Grant] = []
         self.places: deque[ReplyPlace] = deque()
         """The commands that are not answered to the client yet, in their order."""
         self._pipelines = namespaces.turns.pipelines
@@ -162,14 +164,19 @@ class RespConnection(asyncio.Protocol):
         self._told = NO_PLACE
         if self._timer is not None:
             self._timer.cancel()
-        self._let_go()
+        self._untold = [grant for place in self.places if place.reply is not None for grant in place.grants]
+        # The others may go on: they are counted until all have ended.
+        self.places = deque(place for place in self.places if place.reply is None)
+        self.tasks.client_gone()
+        self.large.clear()
         self.unread.end()
         for forget in self.on_gone:
             forget()
         if rest := rest_of(self.transport):
             self._backlog.append(memoryview(rest))
+        if rest or self._untold:
             self._pipelines.add(self._go_on)
-        if not self._backlog:
+        elif not self._backlog:
             self.tasks.settling.finish(self._finished)
 
     def _finished(self) -> None:
@@ -184,16 +191,6 @@ class RespConnection(asyncio.Protocol):
             self.holdings.leave()
         else:
             self.holdings.release()
-
-    def _let_go(self) -> None:
-        """Take back what no reply has told, and cancel what no reply will tell: the client has gone."""
-        for place in self.places:
-            if place.reply is not None:
-                take_back(place.grants)
-        # The others may go on: they are counted until all have ended.
-        self.places = deque(place for place in self.places if place.reply is None)
-        self.tasks.client_gone()
-        self.large.clear()
 
     def pause_writing(self) -> None:
         """Count the bytes that the transport keeps, until the client has read them all (asyncio calls this)."""
@@ -230,6 +227,8 @@ class RespConnection(asyncio.Protocol):
         """Close at once, and give back what the replies have reserved."""
         self._frames.give_up()
         self._backlog.clear()
+        take_back(self._untold)
+        self._untold.clear()
         self.tasks.settling.clear()
         self.large.clear()
         self.gone = True  # a claim that is won in this turn of the loop is released
@@ -302,7 +301,7 @@ class RespConnection(asyncio.Protocol):
     def _next_commands(self, most: int) -> list[list[bytes]]:
         """Take the commands that run in this turn of the loop; the rest runs in later ones, and others' between."""
         commands = self._backlog.take(most)
-        if self._backlog:
+        if self._backlog or self._untold:
             self._pause()
             self._pipelines.add(self._go_on)
         return commands
@@ -317,6 +316,8 @@ class RespConnection(asyncio.Protocol):
             return fault.before
 
     def _go_on(self) -> None:
+        take_back(self._untold[:_IN_ONE_TURN])
+        del self._untold[:_IN_ONE_TURN]
         for command in self._next_commands(_IN_ONE_TURN):
             self._run(command)
         if self._farewell and not self._backlog:
@@ -325,7 +326,7 @@ class RespConnection(asyncio.Protocol):
             self._flush()
         self._weigh()
         self._resume()
-        if self._lost and not self._backlog:
+        if self._lost and not self._backlog and not self._untold:
             self.tasks.settling.finish(self._finished)
 
     def _run(self, command: list[bytes]) -> None:
