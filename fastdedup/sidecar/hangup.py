@@ -1,16 +1,20 @@
-"""Tells a client that has gone from one that only sends nothing more, and reads what it has sent before."""
+"""What a Unix socket knows of the other side: has it gone, has it read all, and what has it sent before it went."""
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import select
+import termios
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
 _PAUSE: Final = 1.0
 """Seconds between two looks at a connection that is not read."""
+_SOON: Final = 0.05
+"""Seconds between two looks whether a reply is read."""
 _MOST: Final = 1024 * 1024
 """The bytes that are read behind the end of a connection: a Unix socket keeps fewer."""
 
@@ -35,6 +39,14 @@ def rest_of(transport: asyncio.Transport) -> bytes:
     return rest
 
 
+def _lies_unread(transport: asyncio.Transport) -> bool:
+    sock = transport.get_extra_info("socket")
+    if sock is not None:
+        with suppress(OSError):  # this system does not tell
+            return any(fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)))
+    return False
+
+
 def _signs(transport: asyncio.Transport) -> int:
     sock = transport.get_extra_info("socket")
     if sock is None or sock.fileno() < 0:
@@ -42,6 +54,38 @@ def _signs(transport: asyncio.Transport) -> int:
     look = select.poll()
     look.register(sock.fileno(), 0)
     return sum(events for _, events in look.poll(0))
+
+
+class ReadWatch:
+    """Notices that the other side has read all that was written: nothing tells of that.
+
+    Args:
+        transport: the connection's.
+        done: called then, unless the connection is closing.
+    """
+
+    __slots__ = ("_done", "_due", "_transport")
+
+    def __init__(self, transport: asyncio.Transport, done: Callable[[], object]) -> None:
+        self._transport = transport
+        self._done = done
+        # Mutable: is a look due.
+        self._due = False
+
+    def begin(self) -> None:
+        """Look soon, and again until all is read."""
+        if not self._due:
+            self._due = True
+            asyncio.get_running_loop().call_later(_SOON, self._look)
+
+    def _look(self) -> None:
+        self._due = False
+        if self._transport.is_closing():
+            return
+        if self._transport.get_write_buffer_size() or _lies_unread(self._transport):
+            self.begin()
+        else:
+            self._done()
 
 
 class HangupWatch:

@@ -350,7 +350,8 @@ async def test_a_use_and_an_id_whose_answer_was_not_read_are_taken_back() -> Non
 @pytest.mark.parametrize("pipelined", [b"", pack(b"PING")], ids=["alone", "behind another"])
 async def test_what_a_reply_that_was_not_read_has_granted_is_taken_back(pipelined: bytes) -> None:
     with granting() as (sidecar, _, token, stand):
-        asked = [pack(b"FD.CLAIM", b"b"), pack(b"FD.CONSUME", token), pack(b"FD.FIRST", b"orders", b"id")]
+        ids = [b"id", *(b"%d" % number for number in range(200 if pipelined else 0))]
+        asked = [pack(b"FD.CLAIM", b"b"), pack(b"FD.CONSUME", token), pack(b"FD.FIRST", b"orders", *ids)]
         for ask in asked:
             with connect(sidecar.path) as raw:
                 raw.sendall(pipelined + ask)

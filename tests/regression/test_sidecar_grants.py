@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import select
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -81,6 +83,23 @@ async def test_a_connection_keeps_few_ids_that_may_be_forgotten() -> None:
             return not any(await namespaces.ledgers.find("orders").seen(ids))
 
         await wait_until(forgotten, description="all are forgotten")
+
+
+async def test_a_connection_keeps_a_long_list_until_its_reply_is_read() -> None:
+    async with ledgered() as namespaces:
+        here, there = socket.socketpair()
+        await asyncio.get_running_loop().connect_accepted_socket(
+            lambda: RespConnection(namespaces, set(), COMMANDS), there
+        )
+        with here:
+            here.sendall(pack(b"FD.FIRST", b"orders", *(b"%d" % number for number in range(200))))
+            await wait_until(lambda: select.select([here], [], [], 0)[0], description="the reply is there")
+            memory = namespaces.memory.requests
+            assert memory.taken > 200 * 300
+            assert here.recv(10_000).count(b":1") == 200
+            await wait_until(lambda: not memory.taken, description="the list is let go")
+            here.sendall(pack(b"PING"))
+            await wait_until(lambda: select.select([here], [], [], 0)[0], description="it goes on")
 
 
 async def test_an_http_connection_keeps_an_undo_only_until_its_client_has_had_time_to_read() -> None:

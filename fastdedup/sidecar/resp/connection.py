@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from ..counters import is_bad
 from ..ephemeral import Holdings
-from ..hangup import HangupWatch, hung_up, is_unread, rest_of
+from ..hangup import HangupWatch, ReadWatch, hung_up, is_unread, rest_of
 from ..namespaces import Namespaces
 from ..releases import Grant, Holding, take_back
 from ..reply_memory import LARGE, UnreadReplies
@@ -72,7 +72,7 @@ class RespConnection(asyncio.Protocol):
         # Mutable: the bytes that the client has not read; the large replies, and those that wait their turn.
         self.unread: UnreadReplies
         self._memory = namespaces.memory
-        self._told: ReplyPlace = NO_PLACE  # whose reply was written last, unread perhaps; not a long list's
+        self._told: ReplyPlace = NO_PLACE  # whose reply was written last, unread perhaps
         self.large = LargeReplies(namespaces.memory, limits.replies)
         self._waiting = self.large.waiting
         # Mutable: the bytes of commands that have come in part, or wait for their replies.
@@ -113,6 +113,7 @@ class RespConnection(asyncio.Protocol):
         self.transport.set_write_buffer_limits(high=0)  # so `unread.since` tells whether it keeps any bytes
         self.unread = UnreadReplies(self._memory, self.transport)
         self._hangup = HangupWatch(self.transport, self._has_gone)
+        self._unread_grants = ReadWatch(self.transport, self._all_read)
         self._connections.add(self)
         self._watch()
 
@@ -242,10 +243,7 @@ class RespConnection(asyncio.Protocol):
     # The commands' calls
 
     def _has_gone(self) -> bool:
-        """True if no client reads the replies.
-
-        One that has closed its sending side, or whose commands are not read, may be gone without a sign.
-        """
+        """True if no client reads the replies. One that is not read, or sends nothing more, may go without a sign."""
         if not self.gone and (self._draining or not self._reading) and hung_up(self.transport):
             self.gone = True
             self._abort()
@@ -386,7 +384,11 @@ class RespConnection(asyncio.Protocol):
             self._send(b"".join(out), last)
 
     def _send(self, data: bytes, last: ReplyPlace) -> None:
-        last.reply, self._told = None, last if last.grants and last.size <= LARGE else NO_PLACE
+        last.reply, self._told = None, last if last.grants else NO_PLACE
+        if (
+            last.size > LARGE and last.grants
+        ):  # a long list's, which is kept for no longer than it may lie unread
+            self._unread_grants.begin()
         self.transport.write(data)
         if self.unread.since:
             self.unread.add(len(data))
@@ -404,6 +406,10 @@ class RespConnection(asyncio.Protocol):
                 self._watch()
             if unread + self.large.held > most:
                 self._pause()
+
+    def _all_read(self) -> None:
+        self._told = NO_PLACE
+        self._weigh()
 
     def _weigh(self) -> None:
         """Count what this client's commands take."""
@@ -465,14 +471,11 @@ class RespConnection(asyncio.Protocol):
             self._hangup.begin()
 
     def _resume(self) -> None:
-        closing = self.transport.is_closing()
-        if not (self._reading or self._backlog or closing) and self._may_read():
+        stays = self._reading or self._backlog or not self._writing or self.transport.is_closing()
+        few = len(self.places) + self.extra <= self._limits.in_flight
+        if not stays and few and self._has_room():
             self._reading = True
             self.transport.resume_reading()
-
-    def _may_read(self) -> bool:
-        few = len(self.places) + self.extra <= self._limits.in_flight
-        return self._writing and few and self._has_room()
 
     def _watch(self) -> None:
         """Set the timer for what must happen next: the rest of a command, a read by the client, or a command."""

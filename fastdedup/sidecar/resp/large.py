@@ -66,24 +66,19 @@ class LargeReplies:
         self.waiting[place] = reply
         return True
 
-    def take(self, place: Any) -> LargeReply | None:
-        """Return the reply of this place, which the caller builds and writes; None if it has no large reply.
+    def build(self, place: ReplyPlace) -> bool:
+        """Give a place its large reply, because its turn has come; return False if the reply is not there yet.
 
         A payload that further replies share stays in memory beside the built reply. If there is no room for both, the
         further replies are let go.
         """
-        reply = self.waiting.pop(place, None)
-        if reply is not None and (payload := reply.payload) is not None:
+        large = self.waiting.pop(place, None)
+        if large is None:
+            return False
+        if (payload := large.payload) is not None:
             self._let_go(payload)
             if id(payload) in self._sharers and not self._memory.has_room(len(payload)):
                 self._let_go_of_sharers(payload)
-        return reply
-
-    def build(self, place: ReplyPlace) -> bool:
-        """Give a place its large reply, because its turn has come; return False if the reply is not there yet."""
-        large = self.take(place)
-        if large is None:
-            return False
         if large.build is not None:
             place.reply = large.build()
         elif large.again is not None:
