@@ -226,22 +226,19 @@ class BatchGate:
         return not self.inside or self.inside + weight <= self._most
 
     async def _wait(self, weight: int, size: int) -> None:
-        loop = asyncio.get_running_loop()
-        turn: asyncio.Future[None] = loop.create_future()
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._line.append((weight, turn))
         self._waiting += size
-        timer = loop.call_later(self._patience, _refuse, turn, _MEMORY)
         try:
-            await turn
+            await _come(turn, self._patience, _MEMORY)
         except BaseException:
-            if turn.done() and not turn.cancelled() and turn.exception() is None:
-                self.leave(weight)  # cancelled when its turn had come
-            else:
+            if turn.cancelled():
                 self._line.remove((weight, turn))
                 self._admit()
+            else:
+                self.leave(weight)  # cancelled when its turn had come
             raise
         finally:
-            timer.cancel()
             self._waiting -= size
 
     def _admit(self) -> None:
@@ -255,9 +252,13 @@ class BatchGate:
             turn.set_result(None)
 
 
-def _refuse(turn: asyncio.Future[None], why: str) -> None:
-    if not turn.done():
-        turn.set_exception(LimitError(why))
+async def _come(turn: asyncio.Future[None], patience: float, why: str) -> None:
+    """Wait for a turn; LimitError: it has not come in time. It is cancelled if it has not come."""
+    try:
+        async with asyncio.timeout(patience):
+            await turn
+    except TimeoutError:
+        raise LimitError(why) from None
 
 
 # Which client's expensive read runs next. Main path: `ReadTurns.turn`. Reads in the order of their arrival would let
@@ -317,20 +318,16 @@ class ReadTurns:
         lines = self._sockets.get(socket, {})
         if sum(map(len, lines.values())) >= _READS_OF_ONE:
             raise LimitError(_BUSY)
-        loop = asyncio.get_running_loop()
-        turn: asyncio.Future[None] = loop.create_future()
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._sockets.setdefault(socket, lines).setdefault(process, {})[turn] = None
-        timer = loop.call_later(self._patience, _refuse, turn, _BUSY)
         try:
-            await turn
+            await _come(turn, self._patience, _BUSY)
         except BaseException:
-            if turn.done() and not turn.cancelled() and turn.exception() is None:
-                self._pass_on()  # cancelled when its turn had come
-            else:
+            if turn.cancelled():
                 self._leave(socket, process, turn)
+            else:
+                self._pass_on()  # cancelled when its turn had come
             raise
-        finally:
-            timer.cancel()
 
     def _pass_on(self) -> None:
         """Give the turn to the next read that still waits."""
