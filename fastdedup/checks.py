@@ -15,6 +15,10 @@ Seconds = float | timedelta
 MAX_SECONDS = 10 * 365 * 86_400.0
 MOST_REASON = 256
 """The most characters of an operator's reason to forget or list records."""
+NAME_CHARACTER = "[A-Za-z0-9_.:/-]"
+"""The pattern of a character in the name of a namespace or a ledger. Between names, a store key has other ones."""
+NAME = NAME_CHARACTER + "{1,64}"
+"""The pattern of such a name."""
 _NOISE = 1e-6
 """Milliseconds by which a float may be above its decimal value: 16.1 s must not become 16,101 ms."""
 

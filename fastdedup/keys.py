@@ -14,12 +14,12 @@ from uuid import UUID
 
 import orjson
 
-from .checks import Seconds, is_number, seconds_of, shown, whole_text
+from .checks import NAME, NAME_CHARACTER, Seconds, is_number, seconds_of, shown, whole_text
 from .codec import has_nan
 from .errors import ConfigError, InvalidKeyError
 
 _SHORTEST_WINDOW = 0.001
-_NAMESPACE = re.compile(r"[A-Za-z0-9_.:/-]{1,64}")
+_NAMESPACE = re.compile(NAME)
 _DIGEST_BYTES = 16
 
 
@@ -36,7 +36,7 @@ def _described(namespace: Any) -> str:
     """Return what is wrong with a namespace, without its text: that may be a password from a wrong variable."""
     if not isinstance(namespace, str):
         return type(namespace).__name__
-    others = sorted(set(re.sub(r"[A-Za-z0-9_.:/-]", "", namespace)))
+    others = sorted(set(re.sub(NAME_CHARACTER, "", namespace)))
     return f"text with {others[0]!r} in it" if others else f"{len(namespace)} characters"
 
 

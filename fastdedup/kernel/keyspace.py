@@ -8,6 +8,7 @@ from enum import Enum
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
+from ..checks import NAME, NAME_CHARACTER
 from ..errors import InvalidKeyError
 
 MAX_KEY_BYTES: Final = 1024
@@ -29,12 +30,11 @@ class Kind(Enum):
     LEDGER = (b"~", b"^")
 
 
-_WIRE: Final = re.compile(rb"([A-Za-z0-9_.:/-]+):([=#?!&%@$~^])(.*)", re.DOTALL)
-_BESIDE: Final = re.compile(rb"[A-Za-z0-9_.:/-]+\{[A-Za-z0-9_-]+\}([=#])(.*)", re.DOTALL)
+_NAME: Final = NAME_CHARACTER.encode() + b"+"
+_WIRE: Final = re.compile(rb"(%b):([=#?!&%%@$~^])(.*)" % _NAME, re.DOTALL)
+_BESIDE: Final = re.compile(rb"%b\{[A-Za-z0-9_-]+\}([=#])(.*)" % _NAME, re.DOTALL)
 """A ledger's name, a bucket's number, and the mark and key of a claim whose success the ledger remembers."""
-_RECORD_BESIDE: Final = re.compile(
-    rb"[A-Za-z0-9_.:/-]+:~[A-Za-z0-9_.:/-]{1,64}\{[A-Za-z0-9_-]{4,7}\}[=#]", re.DOTALL
-)
+_RECORD_BESIDE: Final = re.compile(rb"%b:~%b\{[A-Za-z0-9_-]{4,7}\}[=#]" % (_NAME, NAME.encode()), re.DOTALL)
 """The beginning of such a claim's store key, mark included."""
 _DIGEST_BYTES: Final = 16
 _READABLE_MARKS: Final = {kind.value[0] for kind in Kind}

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from ..admin.inspection import LISTED
-from ..checks import MAX_SECONDS, MOST_REASON
+from ..checks import MAX_SECONDS, MOST_REASON, NAME
 from ..errors import ConfigError
 from ..kernel.keyspace import MAX_KEY_BYTES
 from ..kernel.owners import MAX_OWNER_BYTES
@@ -131,7 +131,7 @@ def _without_most(schema: dict[str, Any]) -> None:
     del schema["maxItems"]
 
 
-_NAME: Final = r"^[A-Za-z0-9_.:/-]{1,64}$"
+_NAME: Final = f"^{NAME}$"
 Namespace = Annotated[str, Field(pattern=_NAME, description="The sidecar's default one if missing.")]
 Milliseconds = Annotated[int, Field(ge=1, le=_MAX_MS), BeforeValidator(_whole_ms)]
 Wait = Annotated[

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
+from ...checks import NAME
 from ...errors import ConfigError
 
 _TABLE = re.compile(r"\s*\[\[?([^\]]+)\]")
@@ -124,7 +125,7 @@ def _what(error: ErrorDetails, path: Sequence[str], model: type[BaseModel]) -> s
 
 
 def _name(part: str) -> str:
-    return part if re.fullmatch(r"[A-Za-z0-9_.:/-]{1,64}", part) and "://" not in part else "(a name)"
+    return part if re.fullmatch(NAME, part) and "://" not in part else "(a name)"
 
 
 def _meant(word: str, known: Iterable[str]) -> str:

@@ -8,6 +8,7 @@ from functools import lru_cache, partial
 from operator import attrgetter
 from typing import Any, Final
 
+from ...checks import NAME
 from ...kernel.keyspace import start_beside
 from ...kernel.operations import ClaimOp, Op, SettleOp
 from ...kernel.records import Holding
@@ -49,7 +50,7 @@ _MAX_FORM: Final = 1024
 """The most bytes of a ledger's form."""
 _FILLS: Final = 1024
 """The ledgers whose fill is kept."""
-_NAMES: Final = rb"[A-Za-z0-9_.:/-]{1,64}:~[A-Za-z0-9_.:/-]{1,64}"
+_NAMES: Final = f"{NAME}:~{NAME}".encode()
 """A namespace, and a ledger's name in it. Terms are kept by them before it is known whether they are allowed."""
 _LEDGER: Final = re.compile(_NAMES)
 _BUCKET: Final = re.compile(rb"(%s)\{[A-Za-z0-9_-]{4,7}\}" % _NAMES)
