@@ -410,13 +410,15 @@ def test_an_embedded_store_is_refused_because_it_is_empty(
         ["demo", "--json", "--url", "unix:///nonexistent/redis.sock"],
         ["inspect", "order:42", "--url", "gopher://nowhere"],
         ["inspect", "", "--url", "unix:///nonexistent/redis.sock"],
+        ["forget", "order:42", "--url", "redis://h?flavour=vanilla"],
         ["bench", "--url", "unix:///nonexistent/redis.sock"],
         ["bench", "--url", "gopher://nowhere"],
     ],
 )
 def test_an_error_is_one_line_on_stderr(run: Callable[..., Result], args: list[str]) -> None:
+    """After 1 a script took the key of a mistaken `inspect` for a free one."""
     result = run(*args)
-    assert (result.exit_code, result.stdout) == (1, "")
+    assert (result.exit_code, result.stdout) == (2 if args[0] in ("inspect", "forget") else 1, "")
     assert result.stderr.startswith("Error: ")
     assert result.stderr.count("\n") == 1
 
@@ -477,17 +479,18 @@ def test_an_error_of_several_lines_becomes_one(
 
 
 @pytest.mark.parametrize(
-    ("number", "told"), [(errno.ENOSPC, "Error: [Errno 28] No space left on device\n"), (errno.EPIPE, "")]
+    ("number", "code", "told"),
+    [(errno.ENOSPC, 2, "Error: [Errno 28] No space left on device\n"), (errno.EPIPE, 1, "")],
 )
 def test_an_error_of_the_system_is_one_line_and_a_closed_pipe_none(
-    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, number: int, told: str
+    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, number: int, code: int, told: str
 ) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fastdedup.cli.records, "Dedup", fail)
     result = run("inspect", "k", "--url", "redis://h")
-    assert (result.exit_code, result.stderr) == (1, told)
+    assert (result.exit_code, result.stderr) == (code, told)
 
 
 # The command itself, in a process of its own

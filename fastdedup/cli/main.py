@@ -36,11 +36,7 @@ _MODULES: Final = {
 }
 """The module of this package that has a command, by the command's name."""
 _TELL_ABSENCE: Final = ("forget", "inspect")
-"""Commands that exit with 1 if there is no record; with 3 if that is not known, because no store answers."""
-
-
-class _NoStore(click.ClickException):
-    exit_code = 3
+"""Commands that exit with 1 if there is no record, with 3 if no store answers, with 2 after any other error."""
 
 
 class _Group(click.Group):
@@ -67,9 +63,11 @@ class _Group(click.Group):
         except (DedupError, OSError) as error:
             if isinstance(error, OSError) and error.errno == EPIPE:
                 raise
-            unknown = isinstance(error, UnavailableError) and ctx.invoked_subcommand in _TELL_ABSENCE
-            failed = _NoStore if unknown else click.ClickException
-            raise failed(" ".join(str(error).split())) from error
+            code = 1
+            if ctx.invoked_subcommand in _TELL_ABSENCE:
+                code = 3 if isinstance(error, UnavailableError) else 2
+            click.ClickException(" ".join(str(error).split())).show()
+            raise SystemExit(code) from error
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})

@@ -43,7 +43,9 @@ from .terminal import as_json, print_json, printable
 @place_options
 @gate_options(namespace="fastdedup", json="the record, or null if there is none")
 def inspect(socket: Path | None, url: str, namespace: str, as_json: bool, **named: Any) -> None:
-    """Show the record of KEY. Exits with 1 if there is no record, with 3 if no store answers."""
+    """Show the record of KEY. Exits with 1 if there is no record, with 3 if no store answers, with 2 after any other
+    error.
+    """
     place = place_of(**named)
     namespace = place.within(namespace)
     remembered: bool | None = None
@@ -69,7 +71,7 @@ def forget(
     socket: Path | None, url: str, namespace: str, as_json: bool, reason: str | None, **named: Any
 ) -> None:
     """Delete the record of KEY, so that its next claim is the first. Exits with 1 if there is no record, with 3 if no
-    store answers.
+    store answers, with 2 after any other error.
 
     A token that is forgotten is unknown from then on: that ends a one-time link.
     """

@@ -28,7 +28,7 @@ class Gone(Exception):
 class Flow:
     """Whether a connection reads, and whether its client does.
 
-    A connection reads wherever there is room: while it does not, it is slow to notice that its client goes.
+    A connection reads whenever it has room, because it is slow to notice that its client goes while it does not read.
 
     Args:
         transport: the connection's.
