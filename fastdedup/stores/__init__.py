@@ -123,7 +123,10 @@ def _meant(form: str) -> str:
 
 def _memory(url: str, timeout: float, replicas: int, credentials: Credentials | None) -> Store:
     path, _, query = url[len("memory://") :].partition("?")
-    options = dict(parse_qsl(query, keep_blank_values=True))
+    pairs = parse_qsl(query, keep_blank_values=True)
+    options = dict(pairs)
+    if len(options) < len(pairs):
+        raise ConfigError("cannot use the memory:// URL: give each option once")
     if path.strip("/") or path == "/" or options.keys() - {"maxsize", "max_bytes"}:
         raise ConfigError(f"cannot use the memory:// URL: write memory:// or {_FORMS['memory']}")
     if replicas:

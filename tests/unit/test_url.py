@@ -98,6 +98,7 @@ def test_the_scheme_names_the_store(url: str, store: type) -> None:
         ("memory://?maxsize=many", "maxsize in the memory:// URL must be a whole number"),
         ("memory://?maxsize=1.5", "maxsize"),
         ("memory://?maxsize=", "maxsize"),
+        ("memory://?maxsize=7&maxsize=8", "give each option once"),
         ("memory://?maxsize", "maxsize"),
         ("memory://[", "memory://"),
         # redis:// and rediss://
@@ -112,7 +113,9 @@ def test_the_scheme_names_the_store(url: str, store: type) -> None:
         ("redis://host/0/1", "must be a number"),
         ("redis://host/\N{SUPERSCRIPT TWO}", "must be a number"),
         ("redis://host?db=zero", "'db'"),
+        ("redis://host?db=1&db=2", "an option is given twice: give it once"),
         ("redis://host/5?db=1", "names one database, and db= another"),
+        ("redis+sentinel://host/main?db=1&%64b=2", "an option is given twice: give it once"),
         ("redis+sentinel://host/main/5?db=1", "names one database, and db= another"),
         ("redis://host?socket_timeout=soon", "socket_timeout"),
         ("redis://host?flavour=vanilla", "unknown option: .*flavour"),

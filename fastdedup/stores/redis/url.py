@@ -273,11 +273,17 @@ def split(url: str) -> SplitResult:
 
 
 def check_query(query: str) -> None:
-    """Refuse an option without a value: most often it is the rest of a password with a ? or & in it."""
+    """Refuse an option without a value: most often it is the rest of a password with a ? or & in it.
+
+    Also refuse one that is given twice, because only one of the values would count.
+    """
     if any("=" not in piece for piece in query.split("&") if piece):
         raise UnusableError(
             "options after the ? must be name=value; percent-encode the special characters of a password"
         )
+    options = parse_qsl(query, keep_blank_values=True)
+    if len(dict(options)) < len(options):
+        raise UnusableError("an option is given twice: give it once")
 
 
 def check_path(parts: SplitResult, options: dict[str, Any]) -> None:
