@@ -73,6 +73,18 @@ async def test_forget_goes_to_the_sidecar_that_takes_over(tmp_path: Path) -> Non
     assert len(sidecar.asked) == 2
 
 
+async def test_an_error_gives_the_sidecars_own_reason(tmp_path: Path) -> None:
+    """Every refusal of a connection was told as a sidecar that shuts down."""
+    sidecar = Played(a=[b"-UNAVAILABLE 1000 requests take too much memory\r\n"])
+    async with (
+        resp_server(tmp_path, sidecar),
+        Dedup(f"sidecar://{tmp_path}/resp.sock", namespace="t") as dedup,
+    ):
+        with pytest.raises(UnavailableError, match="resp.sock: requests take too much memory"):
+            await dedup.forget("a")
+    assert len(sidecar.asked) == 2
+
+
 async def test_forget_is_not_repeated_if_it_may_have_taken_effect(tmp_path: Path) -> None:
     sidecar = Played(a=[CUT, OK])
     async with (

@@ -32,7 +32,6 @@ _LONGEST_PATH = 107
 """The bytes that a path may have in the system's socket addresses."""
 _DEFAULT_FRAME = 1024 * 1024
 _LATE = "it did not answer in time"
-_LEAVING = "the sidecar is shutting down"
 
 
 class SidecarStore:
@@ -194,11 +193,11 @@ class SidecarStore:
             connection.abort(_LATE)  # the replies behind this one are late as well
             mark_resent(ops)
             raise
-        leaving = [is_leaving(reply) for reply in replies]
-        if any(leaving):
-            connection.abort(_LEAVING)
-            if all(leaving):
-                raise Leaving(_LEAVING)
+        farewells = [farewell_in(reply) for reply in replies]
+        if farewell := next(filter(None, farewells), None):
+            connection.abort(str(farewell))
+            if all(farewells):
+                raise farewell
         return self._answers(calls, replies)
 
     async def _one_by_one(self, verb: Verb, ops: Sequence[Op]) -> list[Reply]:
@@ -313,7 +312,7 @@ class RunCall(NamedTuple):
 
 
 class Leaving(ConnectionError):
-    """A sidecar that shuts down has executed nothing of a batch."""
+    """A sidecar that closes the connection has executed nothing of a batch; the text says why it closes."""
 
 
 class SidecarListener(Listener):
@@ -344,8 +343,8 @@ def answers_of(call: RunCall, reply: Any) -> list[Reply]:
         hiredis.ReplyError: the sidecar has refused the batch.
         hiredis.ProtocolError: the reply is not a sidecar's.
     """
-    if is_leaving(reply):
-        raise ConnectionError(_LEAVING)
+    if farewell := farewell_in(reply):
+        raise ConnectionError(str(farewell))
     if isinstance(reply, Exception):
         raise reply
     try:
@@ -380,13 +379,18 @@ def take_extras(ops: Sequence[Op], answers: list[Any]) -> None:
 def mark_sent(calls: Sequence[RunCall], replies: Sequence[Any]) -> None:
     """Mark the operations of commands that the sidecar may have executed: the whole batch may be sent again."""
     for call, reply in zip(calls, replies, strict=True):
-        if not is_leaving(reply):
+        if farewell_in(reply) is None:
             mark_resent(call.ops)
 
 
-def is_leaving(reply: Any) -> bool:
-    """True if the sidecar refuses further commands over this connection."""
-    return isinstance(reply, hiredis.ReplyError) and str(reply).startswith("UNAVAILABLE")
+def farewell_in(reply: Any) -> Leaving | None:
+    """Return the sidecar's reason if it refuses further commands over this connection, otherwise None.
+
+    To an FD.RUN that it has begun it never replies UNAVAILABLE: the answers to the operations say that.
+    """
+    if isinstance(reply, hiredis.ReplyError) and str(reply).startswith("UNAVAILABLE"):
+        return Leaving(str(outage_of(str(reply))))
+    return None
 
 
 def path_of(url: str) -> str:
