@@ -26,8 +26,14 @@ final class Once implements AutoCloseable {
             try { asked("FD.RELEASE", key, owner); } catch (IOException e) { error.addSuppressed(e); }
             throw error;
         }
-        if (result == null) asked("FD.COMPLETE", key, owner);
-        else asked("FD.COMPLETE", key, owner, result);
+        try {
+            if (result == null) asked("FD.COMPLETE", key, owner);
+            else asked("FD.COMPLETE", key, owner, result);
+        } catch (IOException error) { // the work is done: it must not run again
+            var why = "\"its result was not stored\"";
+            try { asked("FD.FAIL", key, owner, why, "TTL", "86400000"); } catch (IOException e) { error.addSuppressed(e); }
+            throw error;
+        }
         return result;
     }
 

@@ -61,5 +61,10 @@ func once(key string, work func(fence int64) (any, error)) (json.RawMessage, err
 		mine["result"] = json.RawMessage(result)
 		_, err = ask("/complete", mine)
 	}
+	if err != nil { // the work is done: it must not run again
+		delete(mine, "result")
+		mine["error"], mine["ttl"] = "its result was not stored", 86400000
+		ask("/fail", mine)
+	}
 	return result, err
 }

@@ -26,6 +26,11 @@ export async function once(key, work) {
     await ask("/release", mine).catch(() => {});
     throw error;
   }
-  await ask("/complete", { ...mine, result });
+  try {
+    await ask("/complete", { ...mine, result });
+  } catch (error) { // the work is done: it must not run again
+    await ask("/fail", { ...mine, error: "its result was not stored", ttl: 86_400_000 }).catch(() => {});
+    throw error;
+  }
   return result;
 }

@@ -27,6 +27,11 @@ function once(string $key, callable $work): mixed
         try { ask("/release", $mine); } catch (Exception) {}
         throw $error;
     }
-    ask("/complete", $mine + ["result" => $result]);
+    try {
+        ask("/complete", $mine + ["result" => $result]);
+    } catch (Throwable $error) { // the work is done: it must not run again
+        try { ask("/fail", $mine + ["error" => "its result was not stored", "ttl" => 86_400_000]); } catch (Exception) {}
+        throw $error;
+    }
     return $result;
 }

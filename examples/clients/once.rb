@@ -27,6 +27,11 @@ def once(key)
   ensure # also if the block is left by break, return or throw: end work that is done by `next`
     ask("/release", mine) rescue nil unless done
   end
-  ask("/complete", mine.merge(result: result))
+  begin
+    ask("/complete", mine.merge(result: result))
+  rescue => error # the work is done: it must not run again
+    ask("/fail", mine.merge(error: "its result was not stored", ttl: 86_400_000)) rescue nil
+    raise error
+  end
   result
 end

@@ -150,6 +150,16 @@ def test_work_without_a_result_is_completed(client: Client, key: str) -> None:
     assert client.effects == 1
 
 
+def test_work_whose_result_cannot_be_stored_does_not_run_again(client: Client, key: str) -> None:
+    """It is no JSON, or too large for the sidecar in Java. The key was free again when the lease ended."""
+    lost = client.once(key, "echo ran >> effects; exit 6")
+    again = client.once(key)
+    assert lost.returncode != 0
+    assert again.returncode != 0
+    assert "not run: failed" in again.stderr + again.stdout
+    assert client.effects == 1
+
+
 def test_nothing_runs_while_another_owner_works(client: Client, key: str, sidecar: Sidecar) -> None:
     with sidecar.client() as other:
         assert other.execute_command("FD.CLAIM", key)[0] == b"acquired"

@@ -1,4 +1,4 @@
-// Runs once from examples/clients: main KEY COMMAND. The work is the command: status 4 is the worst failure, 5 is no result.
+// Runs once from examples/clients: main KEY COMMAND. The work is the command: status 4 is the worst failure, 5 is no result, 6 one that cannot be stored.
 package main
 
 import (
@@ -16,6 +16,8 @@ func main() {
 			panic("the work failed")
 		case 5:
 			return nil, nil
+		case 6:
+			return make(chan int), nil
 		}
 		return map[string]any{"for": "Zoë", "fresh": fence > 0}, err
 	})

@@ -1,4 +1,4 @@
-# Runs `once` from examples/clients: main.rb KEY COMMAND. The work is the command: status 4 is the worst failure, 5 is no result.
+# Runs `once` from examples/clients: main.rb KEY COMMAND. The work is the command: status 4 is the worst failure, 5 is no result, 6 one that cannot be stored.
 require "./once"
 
 result = catch(:left) do
@@ -7,6 +7,7 @@ result = catch(:left) do
     status = $?.exitstatus
     throw :left, :failed if status == 4
     next if status == 5
+    next Float::NAN if status == 6
     raise "the work failed" if status != 0
     { for: "Zoë", fresh: fence > 0 }
   end
