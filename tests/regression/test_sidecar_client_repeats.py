@@ -80,7 +80,7 @@ async def test_an_error_gives_the_sidecars_own_reason(tmp_path: Path) -> None:
         resp_server(tmp_path, sidecar),
         Dedup(f"sidecar://{tmp_path}/resp.sock", namespace="t") as dedup,
     ):
-        with pytest.raises(UnavailableError, match="resp.sock: requests take too much memory"):
+        with pytest.raises(UnavailableError, match=r"resp\.sock: requests take too much memory"):
             await dedup.forget("a")
     assert len(sidecar.asked) == 2
 
