@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,38 +16,29 @@ from ..web.request import as_received
 from .terminal import with_options
 
 
+@dataclass(frozen=True)
 class RecordPlace:
     """The record that a command names: a key of some kind, or an id of a ledger.
 
-    Args:
+    Attributes:
         key: the key, or the id.
         kind: the key's kind.
         digest: the key is a digest.
         ledger: the ledger's name, for an id.
-        request: the place of a web request's record, or None.
         hint: the text to print if nothing is recorded.
+        request: the place of a web request's record, or None.
     """
 
-    def __init__(
-        self,
-        key: str,
-        kind: str,
-        digest: bool,
-        ledger: str | None,
-        *,
-        request: RequestPlace | None = None,
-        hint: str = "",
-    ) -> None:
-        self.key = key
-        self.kind: Any = kind
-        self.digest = digest
-        self.ledger = ledger
-        self.hint = hint
-        self._request = request
+    key: str
+    kind: Any
+    digest: bool
+    ledger: str | None
+    hint: str
+    request: RequestPlace | None = None
 
     def within(self, namespace: str) -> str:
         """Return the namespace of the record: the gate's, or below it."""
-        return namespace if self._request is None else self._request.within(namespace)
+        return namespace if self.request is None else self.request.within(namespace)
 
     def listed_as(self, namespace: str) -> str | None:
         """Return the digest that `list` shows for the record; None if it shows the key, or no such record."""
@@ -135,7 +127,7 @@ def place_of(
         hint = " A key that `list` shows as # and digits is a digest: add --digest." if is_listed else ""
         if ledger is not None and not is_default("socket"):
             hint = " The record of a claim with remember= is looked at by --url only, not by --socket."
-        return RecordPlace(key, kind, digest, ledger, hint=hint)
+        return RecordPlace(key, kind, digest, ledger, hint)
     if web_key is None:
         raise click.UsageError("--http needs --key, the request's Idempotency-Key")
     if key is not None:
@@ -161,7 +153,7 @@ def place_of(
     elif principal is not None and not at_gate:
         hint += " If by_header(…) tells callers apart, give the header's value by --principal-header."
     request = place_of_request(*http, principal, web_key, tenant)
-    return RecordPlace(request.key, "claim", False, None, request=request, hint=hint)
+    return RecordPlace(request.key, "claim", False, None, hint, request)
 
 
 # At the store

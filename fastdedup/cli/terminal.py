@@ -38,7 +38,9 @@ def as_json(facts: Any) -> str:
         text = orjson.dumps(facts, default=repr, option=orjson.OPT_NON_STR_KEYS).decode()
     except TypeError:  # an integer over 64 bits
         text = json.dumps(facts, default=repr, separators=(",", ":"))
-    return text if text.isprintable() else "".join(map(_escaped, text))
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in text)
 
 
 def with_options(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
@@ -86,10 +88,3 @@ def bar_console(*, quiet: bool = False) -> Console:
     Quiet, because rich 13 and 14 print an empty line at the end of a bar that is disabled.
     """
     return BarConsole(stderr=True, quiet=quiet)
-
-
-def _escaped(char: str) -> str:
-    if char.isprintable():
-        return char
-    data = char.encode("utf-16-be")
-    return "".join(f"\\u{data[at : at + 2].hex()}" for at in range(0, len(data), 2))

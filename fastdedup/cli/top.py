@@ -57,19 +57,12 @@ class Sample:
         """Return a figure, summed over its labels."""
         return sum(self.of(name).values())
 
-    def label(self, name: str, label: str) -> dict[str, float]:
-        """Return a figure summed by one of its labels."""
+    def by(self, label: str, name: str, **only: str) -> dict[str, float]:
+        """Return a figure summed by one of its labels; `only`: the values that other labels must have."""
         sums: dict[str, float] = defaultdict(float)
         for labels, value in self.of(name).items():
-            sums[dict(labels).get(label, "")] += value
-        return dict(sums)
-
-    def under(self, name: str, label: str, value: str, by: str) -> dict[str, float]:
-        """Return the figures whose `label` is `value`, summed by another label."""
-        sums: dict[str, float] = defaultdict(float)
-        for labels, number in self.of(name).items():
-            if (label, value) in labels:
-                sums[dict(labels).get(by, "")] += number
+            if only.items() <= labels:
+                sums[dict(labels).get(label, "")] += value
         return dict(sums)
 
 
@@ -141,10 +134,8 @@ def lines(parts: Iterable[Text | str], width: int) -> Text:
 
 
 def _head(now: Sample, socket: Path) -> Iterator[Text | str]:
-    state = next(
-        (name for name, on in now.label("fastdedup_breaker_state", "state").items() if on), "unknown"
-    )
-    wires = now.label("fastdedup_connections", "wire")
+    state = next((name for name, on in now.by("state", "fastdedup_breaker_state").items() if on), "unknown")
+    wires = now.by("wire", "fastdedup_connections")
     yield f"fastdedup at {socket}"
     yield Text.assemble("breaker ", (state, "bold green" if state == "closed" else "bold red"))
     open_now = ", ".join(f"{count:.0f} {wire}" for wire, count in sorted(wires.items()) if count)
@@ -163,8 +154,8 @@ def _verbs(now: Sample, before: Sample | None, *, wide: bool) -> Table:
     if wide:
         table.add_column("outcomes", overflow="fold")
     elapsed = now.at - (before.at if before else now.started)
-    for verb, total in sorted(now.label("fastdedup_operations_total", "verb").items()):
-        former = before.label("fastdedup_operations_total", "verb").get(verb, 0.0) if before else 0.0
+    for verb, total in sorted(now.by("verb", "fastdedup_operations_total").items()):
+        former = before.by("verb", "fastdedup_operations_total").get(verb, 0.0) if before else 0.0
         rate = (total - former) / max(elapsed, 0.001)
         quantiles = (_time(quantile(now, before, verb, share)) for share in (0.5, 0.99))
         outcomes = [_outcomes(now, before, verb)] if wide else []
@@ -174,14 +165,14 @@ def _verbs(now: Sample, before: Sample | None, *, wide: bool) -> Table:
 
 def _outcome_lines(now: Sample, before: Sample | None) -> Iterator[Text]:
     """Yield a line for each operation that had outcomes; a narrow table has no room for them."""
-    for verb in sorted(now.label("fastdedup_operations_total", "verb")):
+    for verb in sorted(now.by("verb", "fastdedup_operations_total")):
         if told := _outcomes(now, before, verb):
             yield Text(f" {verb}: {told}")
 
 
 def _outcomes(now: Sample, before: Sample | None, verb: str) -> str:
-    counts = now.under("fastdedup_operations_total", "verb", verb, "outcome")
-    former = before.under("fastdedup_operations_total", "verb", verb, "outcome") if before else {}
+    counts = now.by("outcome", "fastdedup_operations_total", verb=verb)
+    former = before.by("outcome", "fastdedup_operations_total", verb=verb) if before else {}
     recent = {name: count - former.get(name, 0.0) for name, count in counts.items()}
     whole = sum(recent.values())
     shares = sorted(recent.items(), key=lambda item: -item[1])
@@ -192,8 +183,8 @@ def _outage(now: Sample, width: int) -> Iterator[Text]:
     """Yield the figures of outages; nothing if there was no outage."""
     figures = {
         "breaker opened": now.one("fastdedup_breaker_opened_total"),
-        "degraded answers": now.label("fastdedup_degraded_total", "answered").get("yes", 0.0),
-        "refused by policy": now.label("fastdedup_degraded_total", "answered").get("no", 0.0),
+        "degraded answers": now.by("answered", "fastdedup_degraded_total").get("yes", 0.0),
+        "refused by policy": now.by("answered", "fastdedup_degraded_total").get("no", 0.0),
         "journal": now.one("fastdedup_journal_records"),
         "conflicts": now.one("fastdedup_reconcile_conflicts_total"),
         "never replayed": now.one("fastdedup_unreplayed_total"),
@@ -207,8 +198,8 @@ def _outage(now: Sample, width: int) -> Iterator[Text]:
 def quantile(now: Sample, before: Sample | None, verb: str, share: float) -> float:
     """Return a quantile of a verb's latency in seconds, estimated within its bucket; 0 without a measurement."""
     name = "fastdedup_operation_seconds_bucket"
-    former = before.under(name, "verb", verb, "le") if before else {}
-    counts = {float(end): n - former.get(end, 0.0) for end, n in now.under(name, "verb", verb, "le").items()}
+    former = before.by("le", name, verb=verb) if before else {}
+    counts = {float(end): n - former.get(end, 0.0) for end, n in now.by("le", name, verb=verb).items()}
     wanted, start, below = share * max(counts.values(), default=0.0), 0.0, 0.0
     for end, count in sorted(counts.items()):
         if count >= wanted > below:

@@ -7,6 +7,7 @@ trusted: below `/v1/gate/` the parameters are those of the header FastDedup-Gate
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Annotated, Any, Literal
 from urllib.parse import quote, unquote
@@ -253,11 +254,6 @@ def _ascii(value: Any) -> bytes:
         return b""
     text = re.sub(r"[\t\r\n]", " ", orjson.dumps(value).decode())
     short = (
-        re.sub(r"[^ -~]", lambda found: "".join(_escapes(found[0])), text) if len(text) <= _MAX_RESULT else ""
+        re.sub(r"[^ -~]", lambda found: json.dumps(found[0])[1:-1], text) if len(text) <= _MAX_RESULT else ""
     )
     return short.encode() if len(short) <= _MAX_RESULT else b""
-
-
-def _escapes(character: str) -> list[str]:
-    data = character.encode("utf-16-be")
-    return [f"\\u{data[at : at + 2].hex()}" for at in range(0, len(data), 2)]

@@ -16,10 +16,8 @@ from ...checks import check_seconds, shown
 from ...errors import ConfigError
 from ...keys import check_namespace
 from ...stores import make_store
+from ...stores.sidecar.store import LONGEST_PATH
 from ..access import VERBS
-
-_MOST_SOCKET_PATH = 107
-"""Bytes of a Unix socket's path: Linux' sun_path has 108, with a zero at its end."""
 
 _MOST_ID = 2**32 - 2
 """The greatest number of a user or a group: the next one tells chown to change nothing."""
@@ -85,9 +83,9 @@ def _absolute(value: Path) -> Path:
 def _socket_path(value: Path) -> Path:
     path = _absolute(value)
     size = len(os.fsencode(path))
-    if size > _MOST_SOCKET_PATH:
+    if size > LONGEST_PATH:
         raise ValueError(
-            f"the path of a socket has at most {_MOST_SOCKET_PATH} bytes, got {size}: use a shorter folder"
+            f"the path of a socket has at most {LONGEST_PATH} bytes, got {size}: use a shorter folder"
         )
     return path
 

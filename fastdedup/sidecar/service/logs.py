@@ -165,7 +165,7 @@ class EventLog:
     def __call__(self, event: Event) -> None:
         """Log an event, or count it."""
         if type(event) is BreakerClosed:  # the answers before it are logged before it
-            self._tell_degraded()
+            self.flush(Degraded)
         kind = (type(event), getattr(event, "namespace", ""), getattr(event, "answered", False))
         throttle = self._kinds.get(kind)
         if throttle is None:
@@ -201,10 +201,11 @@ class EventLog:
         else:
             log.warning(AUDITED, extra=facts(namespace=namespace, key=shown, result=result, **who, **more))
 
-    def flush(self) -> None:
-        """Log the events that were only counted so far."""
+    def flush(self, of: type = object) -> None:
+        """Log the events of a class that were only counted so far."""
         for kind in list(self._kinds):
-            self._tell(kind)
+            if issubclass(kind[0], of):
+                self._tell(kind)
 
     def _look_later(self, kind: Kind) -> None:
         self._timers[kind] = asyncio.get_running_loop().call_later(1.0, self._tell, kind)
@@ -224,12 +225,6 @@ class EventLog:
             said["answered"] = answered
         log.warning("%s, more in the last second", name_of(what), extra=facts(**said, count=more))
         self._look_later(kind)  # it goes on: the next line comes in a second
-
-    def _tell_degraded(self) -> None:
-        """Log the answers without the store that were only counted so far."""
-        for kind in list(self._kinds):
-            if kind[0] is Degraded:
-                self._tell(kind)
 
     def _facts(self, event: Event) -> dict[str, Any]:
         said: dict[str, Any] = asdict(event)

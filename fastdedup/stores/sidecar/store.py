@@ -28,8 +28,8 @@ from .answers import UNSURE, Fill, Present, read
 from .wire import LONGEST_TURN, PROTOCOL, RunKind, outage_of, pack_run, runs_of, terms_of
 
 _FORM = "sidecar:///run/fastdedup/fastdedup.sock"
-_LONGEST_PATH = 107
-"""The bytes that a path may have in the system's socket addresses."""
+LONGEST_PATH: Final = 107
+"""Bytes of a Unix socket's path: Linux' sun_path has 108, with a zero at its end."""
 _DEFAULT_FRAME = 1024 * 1024
 _LATE = "it did not answer in time"
 
@@ -412,8 +412,8 @@ def path_of(url: str) -> str:
         raise ConfigError(
             f"cannot use the sidecar:// URL: write {_FORM}: three slashes, the socket's absolute path, no options"
         )
-    if len(os.fsencode(path)) > _LONGEST_PATH:
-        raise ConfigError(f"the path of a socket must have at most {_LONGEST_PATH} bytes, got {path}")
+    if len(os.fsencode(path)) > LONGEST_PATH:
+        raise ConfigError(f"the path of a socket must have at most {LONGEST_PATH} bytes, got {path}")
     return path
 
 
