@@ -378,6 +378,8 @@ def test_ids_that_no_claim_can_have_are_reached(
         (["forget", "k", "--http", "POST", "/orders", "--key", "k"], "given by --key"),
         (["forget", "--http", "POST", "/orders", "--key", "k", "--digest"], "goes without"),
         (["inspect", "--http", "POST", "orders", "--key", "k"], "must start with '/'"),
+        (["inspect", "k", "--ledger", "ids", "--kind", "lock"], "--ledger goes without --kind and --digest"),
+        (["forget", "#00", "--ledger", "ids", "--digest"], "--ledger goes without --kind and --digest"),
         (["list", "--older", "60"], "is not a time"),
         (["list", "--older", "999999999w"], "at most ten years"),
         (["list", "--cursor", "x"], "cursor"),

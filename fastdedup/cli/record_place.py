@@ -123,6 +123,8 @@ def place_of(
             )
         if key is None:
             raise click.UsageError("the key is missing: give KEY, or --http METHOD PATH --key …")
+        if ledger is not None and (kind != "claim" or digest):
+            raise click.UsageError("--ledger goes without --kind and --digest: KEY is an id of the ledger")
         is_listed = key.startswith("#") and ledger is None and not digest
         hint = " A key that `list` shows as # and digits is a digest: add --digest." if is_listed else ""
         if ledger is not None and not is_default("socket"):

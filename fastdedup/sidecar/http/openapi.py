@@ -119,7 +119,7 @@ def _describe(
     content = response["content"].setdefault("application/problem+json", {"schema": {"anyOf": []}})
     if schema not in content["schema"]["anyOf"]:
         content["schema"]["anyOf"].append(schema)
-    if problem in (problems.IN_PROGRESS, problems.UNAVAILABLE, problems.QUOTA, problems.LEDGER_FULL):
+    if problem in problems.WITH_RETRY:
         response["headers"] = {"Retry-After": _RETRY_AFTER}
 
 

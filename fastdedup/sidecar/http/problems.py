@@ -193,7 +193,7 @@ _OF_ERROR: list[tuple[type[DedupError], ProblemType]] = [
 ]
 
 
-_WITH_RETRY = (UNAVAILABLE, QUOTA, LEDGER_FULL)
+WITH_RETRY = (IN_PROGRESS, UNAVAILABLE, QUOTA, LEDGER_FULL)
 """The problems that say when another try makes sense."""
 
 
@@ -220,7 +220,7 @@ def problem_of(fault: Exception) -> tuple[dict[str, Any], int | None]:
         return _invalid(fault), None
     for kind, problem in _OF_ERROR:
         if isinstance(fault, kind):
-            if problem in _WITH_RETRY:
+            if problem in WITH_RETRY:
                 ms = round(fault.retry_after * 1000) if isinstance(fault, UnavailableError) else _RETRY_MS
                 return problem.facts(without_addresses(fault)), ms
             return problem.facts(str(fault)), None
