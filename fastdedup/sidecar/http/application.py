@@ -64,12 +64,12 @@ class HttpApp:
 
     async def __call__(self, connection: HttpProtocol, request: HttpRequest) -> None:
         """Answer one request (the connection calls this)."""
-        await connection.drain()  # before the work: no answer is made while earlier ones lie unread
+        await connection.flow.drain()  # before the work: no answer is made while earlier ones lie unread
         try:
             answer = await self._answer(connection, request)
         except Gone:
             return
-        await connection.drain()
+        await connection.flow.drain()
         self.hand(connection, answer, bodiless=request.method == "HEAD")
 
     def hand(self, connection: HttpProtocol, answer: HttpAnswer, *, bodiless: bool = False) -> None:

@@ -44,6 +44,9 @@ _CLOSE = b"connection: close\r\n\r\n"
 class _Refused(Exception):
     """A request is refused by its first lines. Raised in a parser's callback, it comes out as the parser's error."""
 
+    def __init__(self, problem: ProblemType = problems.BAD_REQUEST) -> None:
+        self.problem = problem
+
 
 class HttpProtocol(asyncio.Protocol):
     """An HTTP connection. Main path: `data_received` → the parser's calls → `_begin`."""
@@ -74,12 +77,11 @@ class HttpProtocol(asyncio.Protocol):
         # that have come in part, or wait.
         self.body_taken = 0
         self._share = RequestShare(memory.requests, self._shed)
-        # Mutable, of the request that arrives: itself; is it whole; the bytes that the parser may hold; is it too
-        # large; is data being parsed, and shall a request begin after that.
+        # Mutable, of the request that arrives: itself; is it whole; the bytes that the parser may hold; is data being
+        # parsed, and shall a request begin after that.
         self._arriving: HttpRequest
         self._whole = True
         self._kept = 0
-        self._too_large = False
         self._feeding = self._starting = False
         # Mutable: data that later turns of the loop parse; is one due; the latest request that waited for news.
         self._rest = b""
@@ -196,7 +198,7 @@ class HttpProtocol(asyncio.Protocol):
     def _refuse(self, fault: BaseException | None) -> None:
         """End after an exception in one of the parser's calls: a refusal, or a fault of our own."""
         if isinstance(fault, _Refused):
-            self._end(problems.HEADERS if self._too_large else problems.BAD_REQUEST)
+            self._end(fault.problem)
         else:
             log.error("a request failed while it was read", exc_info=fault)
             self._end(problems.INTERNAL)
@@ -278,8 +280,7 @@ class HttpProtocol(asyncio.Protocol):
         """Check a request's headers, and begin to answer it."""
         request, parser = self._arriving, self.parser
         if self._kept > HEAD_BYTES and request.head_bytes > HEAD_BYTES:
-            self._too_large = True
-            raise _Refused
+            raise _Refused(problems.HEADERS)
         self._kept = 0
         method = parser.get_method()
         if parser.should_upgrade() and (method == b"POST" or request.has_body):
@@ -400,11 +401,6 @@ class HttpProtocol(asyncio.Protocol):
         with suppress(Gone):
             while True:
                 await self.wait_for(request)
-
-    async def drain(self) -> None:
-        """Wait until the client has read enough of the earlier answers, or has gone."""
-        if self.flow.write_paused and not self.gone:
-            await self.flow.drain()
 
     def respond(self, head: bytes, body: bytes, grants: Sequence[Grant], *, close: bool = False) -> None:
         """Answer the running request in one write.

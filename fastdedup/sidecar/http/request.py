@@ -70,7 +70,7 @@ class Flow:
         self._writable.set()
 
     async def drain(self) -> None:
-        """Wait until the client reads."""
+        """Wait until the client has read the earlier answers, or has gone."""
         await self._writable.wait()
 
 

@@ -52,7 +52,7 @@ def facts(**values: Any) -> dict[str, Any]:
 def set_up(level: str, format: str, stream: TextIO | None = None) -> Callable[[], None]:
     """Send the logs of fastdedup, uvicorn and asyncio to `stream` (by default stderr); return an undo function."""
     handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(JsonLines() if format == "json" else Readable())
+    handler.setFormatter(Lines(as_json=format == "json"))
     handler.addFilter(Throttle())
     loggers = [logging.getLogger(name) for name in LOGGERS]
     former = [(each, each.handlers[:], each.propagate, each.level) for each in loggers]
@@ -69,9 +69,24 @@ def set_up(level: str, format: str, stream: TextIO | None = None) -> Callable[[]
 
 
 class Lines(logging.Formatter):
-    """The base of both formats. It shows an exception's type and place only: its text may hold a key."""
+    """Formats a line as a JSON object, or as `time level event key=value …`.
 
-    def values(self, record: logging.LogRecord) -> dict[str, Any]:
+    It shows an exception's type and place only: its text may hold a key.
+    """
+
+    def __init__(self, *, as_json: bool) -> None:
+        super().__init__()
+        self._as_json = as_json
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        values = self._values(record)
+        if self._as_json:
+            return _json(values)
+        begin = f"{values.pop('at')} {values.pop('level'):<7} {values.pop('event')}"
+        return " ".join([begin, *(f"{name}={_shown(value)}" for name, value in values.items())])
+
+    def _values(self, record: logging.LogRecord) -> dict[str, Any]:
         """Return the line's facts, in order."""
         when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         values = {
@@ -86,24 +101,6 @@ class Lines(logging.Formatter):
             values["error"] = type(error).__name__
             values["where"] = " > ".join(f"{frame.name}:{frame.lineno}" for frame in frames[-6:])
         return values
-
-
-class JsonLines(Lines):
-    """Formats a line as a JSON object."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
-        return _json(self.values(record))
-
-
-class Readable(Lines):
-    """Formats a line as `time level event key=value …`."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
-        values = self.values(record)
-        begin = f"{values.pop('at')} {values.pop('level'):<7} {values.pop('event')}"
-        return " ".join([begin, *(f"{name}={_shown(value)}" for name, value in values.items())])
 
 
 def _shown(value: Any) -> str:

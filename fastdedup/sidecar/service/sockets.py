@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from ...errors import ConfigError
 from ..http.application import HttpApp
@@ -27,18 +28,21 @@ def listening(config: Config, *, take_over: bool = False) -> Iterator[Listening]
         ConfigError: a socket cannot be bound, or cannot be taken over.
     """
     with contextlib.ExitStack() as stack:
-        sockets = Listening(stack, take_over=take_over)
+        sockets, wanted = Listening([], []), config.sockets
         passed = inherited()
         if passed is not None:
             stack.enter_context(passed)
             sockets.all.append(BoundSocket(passed, Path(passed.getsockname()), own=False))
         else:
             _make_private(config)
-            sockets.add(SocketConfig(path=config.socket))
-        for each in config.sockets:
-            sockets.add(each)
-        if take_over:
-            sockets.check(config)
+            wanted = (SocketConfig(path=config.socket), *wanted)
+        for each in wanted:
+            found = _bound(stack, each, take_over)
+            if isinstance(found, Successor):
+                sockets.successors.append(found)
+                found = found.listener
+            sockets.all.append(found)
+        _check_takeover(config, sockets.successors)
         yield sockets
 
 
@@ -49,7 +53,10 @@ def _make_private(config: Config) -> None:
         raise ConfigError(f"cannot listen at {config.socket}: {error.strerror}") from None
 
 
-class Listening:
+_Bind = Callable[..., contextlib.AbstractContextManager[BoundSocket | Successor]]
+
+
+class Listening(NamedTuple):
     """The sockets that a sidecar listens on.
 
     Attributes:
@@ -57,42 +64,33 @@ class Listening:
         successors: those of them that are to take the place of a running sidecar's.
     """
 
-    def __init__(self, stack: contextlib.ExitStack, *, take_over: bool) -> None:
-        self._stack = stack
-        self._take_over = take_over
-        self.all: list[BoundSocket] = []
-        self.successors: list[Successor] = []
+    all: list[BoundSocket]
+    successors: list[Successor]
 
-    def add(self, socket: SocketConfig) -> None:
-        """Bind a socket; if a running sidecar's socket is to be taken over, bind beside it."""
-        owner = -1 if socket.owner is None else socket.owner
-        group = -1 if socket.group is None else socket.group
-        path, mode = socket.path, socket.mode
-        try:
-            if self._take_over and is_held(path):
-                self.successors.append(
-                    self._stack.enter_context(succeeding(path, mode, owner=owner, group=group))
-                )
-                self.all.append(self.successors[-1].listener)
-            else:
-                self.all.append(self._stack.enter_context(bound(path, mode, owner=owner, group=group)))
-        except OSError as error:  # the folder cannot be made, or cannot be written to
-            raise ConfigError(f"cannot listen at {path}: {error.strerror}") from None
 
-    def check(self, config: Config) -> None:
-        """Refuse what would make second owners, or would stop a sidecar that serves others.
+def _bound(stack: contextlib.ExitStack, socket: SocketConfig, take_over: bool) -> BoundSocket | Successor:
+    """Bind a socket; if a running sidecar's socket is to be taken over, bind beside it."""
+    owner = -1 if socket.owner is None else socket.owner
+    group = -1 if socket.group is None else socket.group
+    try:
+        bind: _Bind = succeeding if take_over and is_held(socket.path) else bound
+        return stack.enter_context(bind(socket.path, socket.mode, owner=owner, group=group))
+    except OSError as error:  # the folder cannot be made, or cannot be written to
+        raise ConfigError(f"cannot listen at {socket.path}: {error.strerror}") from None
 
-        Raises:
-            ConfigError: the records are in the running sidecar's memory, or the sockets are not one sidecar's.
-        """
-        if self.successors and config.url.startswith("memory:"):
-            raise ConfigError(
-                "cannot take over with memory://: the records are in the running sidecar's memory, and would be lost"
-            )
-        if len({each.pid for each in self.successors}) > 1:
-            raise ConfigError(
-                "cannot take over from two sidecars at once: their sockets are not one sidecar's"
-            )
+
+def _check_takeover(config: Config, successors: Sequence[Successor]) -> None:
+    """Refuse what would make second owners, or would stop a sidecar that serves others.
+
+    Raises:
+        ConfigError: the records are in the running sidecar's memory, or the sockets are not one sidecar's.
+    """
+    if successors and config.url.startswith("memory:"):
+        raise ConfigError(
+            "cannot take over with memory://: the records are in the running sidecar's memory, and would be lost"
+        )
+    if len({each.pid for each in successors}) > 1:
+        raise ConfigError("cannot take over from two sidecars at once: their sockets are not one sidecar's")
 
 
 def others(
