@@ -26,7 +26,7 @@ from .request import STATUS_LINE, Gone, HttpRequest
 from .route import HttpRoute, route_path
 from .routes import BELOW_GATE, ROUTES
 from .strict import parse_query
-from .verbs import AcquiredText, Client, HttpAnswer, RawAnswer, claim_op, problem, told
+from .verbs import AcquiredText, Client, HttpAnswer, claim_op, problem, told
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -75,10 +75,10 @@ class HttpApp:
     def hand(self, connection: HttpProtocol, answer: HttpAnswer, *, bodiless: bool = False) -> None:
         """Give a connection the answer to its request, or a refusal if memory has no room for a large result."""
         headers, body = _text(answer)
-        # A request whose large answer is facts or a RawAnswer has changed nothing, so it may be refused.
+        # A request whose large answer is facts, or shows something, has changed nothing, so it may be refused.
         if (
             len(body) > LARGE
-            and (type(answer.facts) is dict or type(answer) is RawAnswer)
+            and (type(answer.facts) is dict or answer.kind is not None)
             and not self._namespaces.memory.has_room(len(body))
         ):
             answer = problem(self._namespaces.memory.full(), self._namespaces.counters)
@@ -217,7 +217,7 @@ async def _body_of(connection: HttpProtocol, request: HttpRequest, most: int) ->
 
 
 def _kind(answer: HttpAnswer) -> tuple[bytes, bytes]:
-    if type(answer) is RawAnswer:
+    if answer.kind is not None:
         return b"content-type", answer.kind
     shaped = type(answer.facts) is bytes or "type" in answer.facts
     return _PROBLEM if answer.status >= 400 and shaped else _JSON

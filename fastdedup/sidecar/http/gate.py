@@ -214,13 +214,11 @@ def _one(request: HttpRequest, name: str) -> bytes | None:
 
 
 def _passed(facts: dict[str, Any], grants: Any) -> HttpAnswer:
-    answer = HttpAnswer(200, facts, None, grants)
     names = ("outcome", "key", "namespace", "owner", "fence", "attempt", "lease")
     told = [(name, str(facts[name])) for name in names if name in facts]
     if facts.get("degraded"):
         told.append(("degraded", "true"))
-    answer.headers = [_header(name, value.encode()) for name, value in told]
-    return answer
+    return HttpAnswer(200, facts, None, grants, [_header(name, value.encode()) for name, value in told])
 
 
 def _stopped(

@@ -20,7 +20,7 @@ from ..wire_verbs import VERBS, WireVerb
 from . import gate, models, openapi, problems
 from .problems import PAGES, RequestProblem
 from .route import EACH, HttpRoute, in_turn, named
-from .verbs import HANDLERS, Client, Handler, HttpAnswer, RawAnswer
+from .verbs import HANDLERS, Client, Handler, HttpAnswer
 
 _PROBE_KEY = "fastdedup:ready"
 _TEXT = b"text/plain; charset=utf-8"
@@ -72,12 +72,13 @@ async def metrics(namespaces: Namespaces, ask: None, client: Client) -> HttpAnsw
     """`GET /metrics`: the counters in Prometheus' format."""
     if namespaces.render_metrics is None:
         raise RequestProblem(problems.NOT_FOUND, "this socket shows no metrics")
-    return RawAnswer(_METRICS, await namespaces.turns.metrics.made_by(namespaces.render_metrics))
+    figures = await namespaces.turns.metrics.made_by(namespaces.render_metrics)
+    return HttpAnswer(200, figures, kind=_METRICS)
 
 
 async def document(namespaces: Namespaces, ask: None, client: Client) -> HttpAnswer:
     """`GET /openapi.json`: this table as an OpenAPI document."""
-    return RawAnswer(b"application/json", _document(namespaces.limits))
+    return HttpAnswer(200, _document(namespaces.limits), kind=b"application/json")
 
 
 @lru_cache(maxsize=8)
@@ -88,7 +89,8 @@ def _document(limits: Limits) -> bytes:
 
 async def about(problem: ProblemType, namespaces: Namespaces, ask: None, client: Client) -> HttpAnswer:
     """`GET /problems/…`: the page about a type of problem."""
-    return RawAnswer(_TEXT, f"{problem.status} {problem.title}\n\n{problem.about}\n".encode())
+    page = f"{problem.status} {problem.title}\n\n{problem.about}\n"
+    return HttpAnswer(200, page.encode(), kind=_TEXT)
 
 
 def _route(verb: WireVerb) -> HttpRoute:

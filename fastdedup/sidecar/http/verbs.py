@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from binascii import hexlify
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -41,73 +42,57 @@ _IN_PROGRESS = Outcome.IN_PROGRESS
 _WORDS = {outcome: outcome.value for outcome in Outcome}  # `value` itself costs 0.5 µs
 
 
+@dataclass(slots=True, eq=False)
 class Client:
     """The client that sent a request.
 
-    Args:
+    Attributes:
         peer: its process; None if the system does not tell.
         request: the request.
         until_gone: returns when the client of a request hangs up; None for one request of a batch, which is given up
             as a whole.
     """
 
-    __slots__ = ("_until_gone", "peer", "request")
-
-    def __init__(
-        self,
-        peer: Any,
-        request: HttpRequest,
-        until_gone: Callable[[HttpRequest], Coroutine[Any, Any, None]] | None,
-    ) -> None:
-        self.peer = peer
-        self.request = request
-        self._until_gone = until_gone
+    peer: Any
+    request: HttpRequest
+    until_gone: Callable[[HttpRequest], Coroutine[Any, Any, None]] | None
 
     async def unless_gone(self, work: Coroutine[Any, Any, T]) -> T:
         """Return what `work` returns. If the client hangs up first, cancel the work and raise Gone."""
-        if self._until_gone is None:
+        if self.until_gone is None:
             return await work
         loop = asyncio.get_running_loop()
         task = loop.create_task(work, name="fastdedup-request")
-        watch = loop.create_task(self._until_gone(self.request), name="fastdedup-watch")
+        watch = loop.create_task(self.until_gone(self.request), name="fastdedup-watch")
         if task not in await wait_then_stop((task, watch), asyncio.FIRST_COMPLETED):
             raise Gone
         return task.result()
 
 
+@dataclass(slots=True, eq=False)
 class HttpAnswer:
-    """The answer to a request: a status and JSON.
+    """The answer to a request.
 
-    Args:
+    Attributes:
+        status: its status.
+        facts: its body: values for JSON, or ready bytes.
         retry_ms: after how many ms another try makes sense.
         grants: what to take back if the client does not get the answer.
+        headers: further headers.
+        kind: the content type of bytes that show something, and are no answer about a key; None for any other answer.
     """
 
-    __slots__ = ("facts", "grants", "headers", "retry_ms", "status")
-
-    def __init__(
-        self, status: int, facts: Any, retry_ms: int | None = None, grants: Sequence[Grant] = ()
-    ) -> None:
-        self.status = status
-        self.facts = facts
-        self.retry_ms = retry_ms
-        self.grants = grants
-        self.headers: list[tuple[bytes, bytes]] | None = None
+    status: int
+    facts: Any
+    retry_ms: int | None = None
+    grants: Sequence[Grant] = ()
+    headers: list[tuple[bytes, bytes]] | None = None
+    kind: bytes | None = None
 
     @property
     def text(self) -> bytes:
         """The body."""
         return self.facts if type(self.facts) is bytes else orjson.dumps(self.facts)
-
-
-class RawAnswer(HttpAnswer):
-    """An answer that is ready bytes of any content type."""
-
-    __slots__ = ("kind",)
-
-    def __init__(self, kind: bytes, content: bytes) -> None:
-        super().__init__(200, content)
-        self.kind = kind
 
 
 # Claims
@@ -242,10 +227,8 @@ def problem(fault: Exception, counters: Counters) -> HttpAnswer:
     """Return the answer for an exception, and count a request that could not be run."""
     facts, retry_ms = problem_of(fault)
     counters.bad_requests += isinstance(fault, RequestProblem | ValidationError) or is_bad(fault)
-    answer = HttpAnswer(facts["status"], facts, retry_ms)
-    if isinstance(fault, RequestProblem):
-        answer.headers = fault.headers
-    return answer
+    headers = fault.headers if isinstance(fault, RequestProblem) else None
+    return HttpAnswer(facts["status"], facts, retry_ms, headers=headers)
 
 
 Handler = Callable[[Namespaces, Any, Client], Awaitable[HttpAnswer]]
