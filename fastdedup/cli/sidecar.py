@@ -15,11 +15,11 @@ import click
 
 from ..checks import check_seconds
 from ..sidecar.paths import default_socket
+from ..sidecar.service.deploy import FILES, printed
 from .terminal import Command, with_options
 
 _EXTRA = {"httptools", "prometheus_client", "pydantic", "pydantic_settings", "uvicorn", "uvloop"}
 _POSIX = {"fcntl", "grp", "pwd", "resource"}
-_DEPLOY = ("systemd", "docker", "kubernetes", "nginx", "prometheus", "grafana")
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
 
@@ -172,14 +172,12 @@ def top(socket: Path, once: bool, every: float) -> None:
 
 
 @click.command(short_help="Print files for the sidecar: units, manifests, alerts.")
-@click.argument("what", type=click.Choice(_DEPLOY))
+@click.argument("what", type=click.Choice(list(FILES)))
 def deploy(what: str) -> None:
     """Print files for the sidecar: units, a Dockerfile, a manifest, an nginx that asks it, alerts, a dashboard.
 
     Read them before use.
     """
-    from ..sidecar.service.deploy import printed
-
     click.echo(printed(what), nl=False)
 
 
