@@ -29,9 +29,8 @@ def _owner(principal: object) -> str:
     name = name_of_caller(principal, "principal")
     if name is None or name == "":
         raise PrincipalMissing("the principal function found no caller for this request")
-    text = (
-        str.__str__(name) if isinstance(name, str) else str(name)
-    )  # the str() of an enum's member is its name
+    # Not by str(): that of an enum's member is its name.
+    text = str.__str__(name) if isinstance(name, str) else str(name)
     return digest_of(text.encode("utf-8", "surrogatepass"))
 
 

@@ -257,9 +257,8 @@ class CommittedWork:
         try:
             kept = self._keeps(response)
         except BaseException as error:
-            await self.roll_back(
-                error
-            )  # not by the server: middleware within may answer the error by what is kept
+            # Here and not later: middleware within may answer the error, and that answer is kept.
+            await self.roll_back(error)
             raise
         if not kept:
             await self.roll_back()
