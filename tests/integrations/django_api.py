@@ -17,6 +17,7 @@ from django.urls import path
 from django.utils.decorators import async_only_middleware, method_decorator
 from django.utils.translation import get_language
 from django.views import View
+from ninja import NinjaAPI
 
 from fastdedup.integrations.django import by_header, by_user, claim_of, gate, idempotent
 
@@ -193,6 +194,20 @@ def localized(request: Any) -> HttpResponse:
     return HttpResponse(get_language())
 
 
+ninja = NinjaAPI(urls_namespace="mixed")
+"""Has a plain and an async operation at one path, so that Ninja's view of that path is async."""
+
+
+@ninja.post("/{name}")  # type: ignore[untyped-decorator]
+def ninja_order(request: Any, name: str) -> HttpResponseBase:
+    return answer(request, name)
+
+
+@ninja.get("/{name}")  # type: ignore[untyped-decorator]
+async def ninja_page(request: Any, name: str) -> HttpResponse:
+    return HttpResponse("shown")
+
+
 class Undecorated(View):  # type: ignore[misc]
     @idempotent(principal=by_user)
     def post(self, request: Any) -> HttpResponse:
@@ -209,6 +224,7 @@ urlpatterns = [
     path("aclass/<name>", AsyncDecorated.as_view()),
     path("settings/<name>", by_settings),
     path("replaced/<name>", replaced),
+    path("ninja/", ninja.urls),
     path("localized", localized),
     path("undecorated", exempt(Undecorated.as_view())),
 ]

@@ -358,12 +358,13 @@ class TestAClientThatLeaves:
             assert again.content == b"order 1"
             assert "idempotency-replayed" not in again.headers
 
-    async def test_does_not_end_a_view_in_a_thread(self, open_api: Open) -> None:
+    @pytest.mark.parametrize("url", ["/sync/tea", "/ninja/tea"])
+    async def test_does_not_end_a_view_in_a_thread(self, open_api: Open, url: str) -> None:
         """The thread goes on, so a retry would run a second time beside it."""
         with open_api(on_disconnect="cancel") as desk:
-            await leave("/sync/tea", desk)
+            await leave(url, desk)
 
-            again = await AsyncClient().post("/sync/tea", **EMPTY)
+            again = await AsyncClient().post(url, **EMPTY)
             assert (again.content, again["idempotency-replayed"]) == (b"order 1", "true")
             assert len(desk.orders) == 1
 

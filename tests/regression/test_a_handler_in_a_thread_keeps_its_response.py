@@ -37,6 +37,7 @@ from django.core.handlers.asgi import ASGIHandler  # isort: skip
 from django.http import HttpRequest, HttpResponse  # isort: skip
 from django.test import override_settings  # isort: skip
 from django.urls import path  # isort: skip
+from ninja import NinjaAPI  # isort: skip
 
 KEY = {"Idempotency-Key": "k"}
 LEASE = 2.0
@@ -195,10 +196,10 @@ def django(dedup: Dedup, view: Callable[..., Any]) -> Any:
     return with_view(view, below(dedup, Outer(ASGIHandler())))
 
 
-def with_view(view: Callable[..., Any], app: Any) -> Any:
+def with_view(view: Any, app: Any, at: str = "orders") -> Any:
     class WithView(Outer):
         async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-            with override_settings(ROOT_URLCONF=(path("orders", view),)):
+            with override_settings(ROOT_URLCONF=(path(at, view),)):
                 await super().__call__(scope, receive, send)
 
     return WithView(app)
@@ -481,7 +482,19 @@ def django_app(work: Callable[[], str]) -> Any:
     return with_view(order, ASGIHandler())
 
 
-@pytest.mark.parametrize("make", [starlette_app, django_app])
+def ninja_app(work: Callable[[], str]) -> Any:
+    """A path with a plain and an async operation: Ninja's view of it is async."""
+    api = NinjaAPI(urls_namespace="mixed")
+    api.post("/orders")(lambda request: HttpResponse(work()))
+    api.get("/orders")(orders)
+    return with_view(api.urls, ASGIHandler(), "")
+
+
+async def orders(request: HttpRequest) -> HttpResponse:
+    return HttpResponse()
+
+
+@pytest.mark.parametrize("make", [starlette_app, django_app, ninja_app])
 async def test_a_client_that_leaves_does_not_cancel_a_handler_in_a_thread(redis_url: str, make: Any) -> None:
     working, left = asyncio.Event(), threading.Event()
     runs = []

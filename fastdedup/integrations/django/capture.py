@@ -21,6 +21,7 @@ from ...errors import DedupError
 from ...flows import drive
 from ...sql.drivers.django import are_of_a_test
 from ...sync import Claim
+from ..http.threads import has_plain_operation
 from .bridge import AWAITING, BLOCKING, Bridge, is_async
 from .convert import mark, reply, take, tell_language
 from .settling import Hold, give_back, settle, settle_later
@@ -65,7 +66,7 @@ def _cancels(bridge: Bridge, hold: Hold, request: HttpRequest) -> bool:
     """Return whether a client that leaves ends the view: one in a thread would go on beside the retry."""
     match = request.resolver_match
     awaited = not bridge.blocks and match is not None and is_async(match.func)
-    return awaited and hold.recorder.cancels
+    return awaited and hold.recorder.cancels and not has_plain_operation(match.func, request.method)
 
 
 async def unsent(response: Any) -> None:

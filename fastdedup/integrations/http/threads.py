@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from contextvars import ContextVar
 from functools import wraps
-from inspect import isasyncgenfunction, isclass, isfunction, ismethod, unwrap
+from inspect import getclosurevars, isasyncgenfunction, isclass, isfunction, ismethod, unwrap
 from typing import Any, TypeVar
 
 from .late_exits import bare, dependencies_of
@@ -23,6 +23,7 @@ T = TypeVar("T")
 _WSGI_ADAPTERS = frozenset(("WSGIMiddleware", "WsgiToAsgi", "WsgiToAsgiInstance"))
 """Classes of a2wsgi, Starlette and asgiref: each runs a WSGI application in a thread."""
 _DJANGO = ("django.core.handlers.asgi", "ASGIHandler")
+_NINJA = ("ninja.operation", "PathView")
 _INNER = ("app", "application", "inner")
 """The attributes in which middleware has its application by custom; the last two are those of Django, Channels."""
 _DEEPEST = 100
@@ -133,10 +134,9 @@ def _is_at_work(call: Any, running: Any) -> bool:
 def _ends_in_thread(app: Any, scope: Scope) -> bool:
     """Return whether an ASGI application is, or has in it, one that calls its handlers in a thread."""
     for _ in range(_DEEPEST):
-        kinds = type(app).__mro__
-        if any(kind.__name__ in _WSGI_ADAPTERS for kind in kinds):
+        if any(kind.__name__ in _WSGI_ADAPTERS for kind in type(app).__mro__):
             return True
-        if any((kind.__module__, kind.__name__) == _DJANGO for kind in kinds):
+        if _is(_DJANGO, app):
             return not _has_async_view(scope)
         app = _inner(app)
         if app is None:
@@ -164,4 +164,22 @@ def _has_async_view(scope: Scope) -> bool:
         view = resolve(scope["path"].removeprefix(mount), settings.ROOT_URLCONF).func
     except Exception:  # noqa: BLE001 -- middleware may choose other patterns, and a converter may raise any error
         return False
-    return is_async_view(view)
+    return is_async_view(view) and not has_plain_operation(view, scope["method"])
+
+
+def has_plain_operation(view: Any, method: str) -> bool:
+    """Return whether a Django view is one of Ninja that runs a plain operation for this method, in a thread.
+
+    Ninja's view of a path is async if one operation of the path is async.
+    """
+    owner: Any = getattr(view, "__self__", None)  # of a method, in older versions of Ninja
+    if owner is None and isfunction(view):
+        owner = getclosurevars(view).nonlocals.get("self")
+    operations = owner.operations if _is(_NINJA, owner) else ()
+    chosen = next((one for one in operations if method in one.methods), None)
+    return chosen is not None and not chosen.is_async
+
+
+def _is(named: tuple[str, str], thing: Any) -> bool:
+    """Return whether an object is of a class with this module and name, without an import of that."""
+    return any((kind.__module__, kind.__name__) == named for kind in type(thing).__mro__)
