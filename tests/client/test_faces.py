@@ -161,7 +161,15 @@ class Rendered(TemplateResponse):
         return self.work()
 
 
-@pytest.mark.parametrize("kind", ["stream", "async stream", "rendered"])
+def closed_parts(work: Work) -> Iterator[bytes]:
+    """A stream that sends its request when it is closed."""
+    try:
+        yield b"first"
+    finally:
+        work()
+
+
+@pytest.mark.parametrize("kind", ["stream", "async stream", "closed stream", "rendered"])
 def test_responses_of_django_that_come_after_the_view(kind: str, work: Work) -> None:
     """A view that has sent the same request before: each has a key of its own, at each attempt the same."""
     first: list[str] = []
@@ -174,8 +182,8 @@ def test_responses_of_django_that_come_after_the_view(kind: str, work: Work) -> 
         first.extend(before.keys)
         if kind == "rendered":
             return Rendered(work)
-        made = async_parts(work) if kind == "async stream" else parts(work)
-        return StreamingHttpResponse(made, content_type="text/event-stream")
+        make = {"async stream": async_parts, "closed stream": closed_parts}.get(kind, parts)
+        return StreamingHttpResponse(make(work), content_type="text/event-stream")
 
     async def read(response: Any) -> bytes:
         return b"".join([part async for part in response])
@@ -186,6 +194,9 @@ def test_responses_of_django_that_come_after_the_view(kind: str, work: Work) -> 
                 response: Any = Client().post("/orders", headers=KEY)
                 if kind == "async stream":
                     async_to_sync(read)(response)
+                elif kind == "closed stream":
+                    next(iter(response))
+                    response.close()
                 else:
                     assert b"done" in response.getvalue()
     assert work.is_right()

@@ -249,6 +249,9 @@ def _watch(hold: Hold, response: HttpResponse) -> None:
     watched = _AsyncStream if response.is_async else _Stream
     take(hold.recorder, response)
     mark(response, hold.recorder.marks(stored=False))
+    # The source may go on working when it is closed. There is no public way.
+    closers: Any = response._resource_closers
+    closers[:] = [hold.working()(closer) for closer in closers]
     response.streaming_content = watched(hold, response.streaming_content)
 
 
