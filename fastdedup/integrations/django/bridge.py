@@ -38,13 +38,8 @@ class Blocking:
         """Run a view, or another function that returns a response, here."""
         return view()
 
-    async def finish(
-        self,
-        work: Coroutine[Any, Any, T],
-        unsent: Callable[[T], Awaitable[None]],
-        cancels: Callable[[], bool] = bool,
-    ) -> T:
-        """Do the work here: a client that leaves does not interrupt a thread."""
+    async def finish(self, work: Coroutine[Any, Any, Any], cancels: Callable[[], bool] = bool) -> Any:
+        """Make a response here: a client that leaves does not interrupt a thread."""
         return await work
 
 
@@ -64,15 +59,11 @@ class Awaiting:
         """Await the view."""
         return await view()
 
-    async def finish(
-        self,
-        work: Coroutine[Any, Any, T],
-        unsent: Callable[[T], Awaitable[None]],
-        cancels: Callable[[], bool] = bool,
-    ) -> T:
-        """Do the work, and delay the cancellation by which Django ends a request whose client has left.
+    async def finish(self, work: Coroutine[Any, Any, Any], cancels: Callable[[], bool] = bool) -> Any:
+        """Make a response, and delay the cancellation by which Django ends a request whose client has left.
 
-        The result then goes to `unsent`. If `cancels()` is true by then, the work is cancelled, too.
+        The response is then rendered or closed, which settles its claim. If `cancels()` is true by then, the work is
+        cancelled, too.
         """
         task = asyncio.ensure_future(work)
         try:
@@ -82,7 +73,7 @@ class Awaiting:
                 task.cancel()
             await _done(task)
             if not task.cancelled():
-                await _done(asyncio.ensure_future(_to_its_end(task, unsent)))
+                await _done(asyncio.ensure_future(_to_its_end(task)))
             raise
 
 
@@ -122,9 +113,13 @@ async def _done(task: asyncio.Task[Any]) -> None:
         await until_done(task)
 
 
-async def _to_its_end(task: asyncio.Task[T], unsent: Callable[[T], Awaitable[None]]) -> None:
+async def _to_its_end(task: asyncio.Task[Any]) -> None:
+    """Render or close a response that will not be sent."""
     try:
-        await unsent(task.result())
+        response = task.result()
+        ends = response.close if response.streaming else getattr(response, "render", None)
+        if callable(ends):
+            await sync_to_async(ends)()
     except Exception:  # noqa: BLE001 -- logged, because no caller is left to get it
         log.exception("a view failed after its client had left")
 

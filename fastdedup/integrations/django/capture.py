@@ -10,7 +10,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from asgiref.sync import sync_to_async
 from django.core.signals import got_request_exception
 from django.db import connections
 from django.db.transaction import get_rollback, on_commit
@@ -57,9 +56,7 @@ async def run(bridge: Bridge, hold: Hold, request: HttpRequest, view: Callable[[
         BaseException: any exception of the view; then its claim is released.
     """
     mark_held(request, hold)
-    return await bridge.finish(
-        _run(bridge, hold, request, view), unsent, partial(_cancels, bridge, hold, request)
-    )
+    return await bridge.finish(_run(bridge, hold, request, view), partial(_cancels, bridge, hold, request))
 
 
 def _cancels(bridge: Bridge, hold: Hold, request: HttpRequest) -> bool:
@@ -67,14 +64,6 @@ def _cancels(bridge: Bridge, hold: Hold, request: HttpRequest) -> bool:
     match = request.resolver_match
     awaited = not bridge.blocks and match is not None and is_async(match.func)
     return awaited and hold.recorder.cancels and not has_plain_operation(match.func, request.method)
-
-
-async def unsent(response: Any) -> None:
-    """Settle by a response that will not be sent: rendering or closing the response settles the claim."""
-    if response.streaming:
-        await sync_to_async(response.close)()
-    elif callable(getattr(response, "render", None)):
-        await sync_to_async(response.render)()
 
 
 async def _run(bridge: Bridge, hold: Hold, request: HttpRequest, view: Callable[[], Any]) -> HttpResponse:

@@ -12,7 +12,7 @@ from typing import Any
 from django.http import HttpRequest, HttpResponse
 
 from .bridge import BLOCKING, Bridge
-from .capture import abandon, finish, mark_held, note_commits, pending, run, unsent
+from .capture import abandon, finish, mark_held, note_commits, pending, run
 from .convert import body_of
 from .decorators import Operation
 from .middleware import ReadBody, claimed
@@ -56,7 +56,7 @@ async def ended(operation: Operation, bridge: Bridge, request: HttpRequest, view
     work = _ended(bridge, request, view)
     if claims is None or claims.rule.on_disconnect == "cancel":
         return await work
-    return await bridge.finish(work, unsent)
+    return await bridge.finish(work)
 
 
 async def _claimed(
