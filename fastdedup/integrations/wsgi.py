@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from inspect import isawaitable, iscoroutine
 from typing import Unpack
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -18,7 +18,7 @@ from ..web.policy import PublishedPolicy, docs_at
 from ..web.request import Named, Request, by_header, by_host, everyone
 from ..web.response import Response
 from ..web.rules import UUID, Route, RouteSettings, RouteTable, Rule, make_rules
-from .http.background_claims import BackgroundClaims
+from .http.background_claims import BackgroundClaims, Make
 from .http.wsgi_exchange import CLAIM, WsgiExchange, send
 from .http.wsgi_request import mount_of, read_body, request_of, route_path
 
@@ -50,25 +50,22 @@ class WsgiClaims(BackgroundClaims):
                 f"on_disconnect='cancel' ({rule.path}): a WSGI handler cannot be cancelled, nor is it told that "
                 "its client has left; only 'finish' can be had"
             )
-        super().__init__(dedup, rule)
+        super().__init__(lambda: dedup, rule)
+        self.present()
 
-    def admit(self, environ: WSGIEnvironment, docs: str | None, read: ReadBody) -> Claim | Response | None:
-        """See `fastdedup.web.admit.admit`."""
+    def admit(
+        self, environ: WSGIEnvironment, docs: str | None, read: ReadBody, make: Make | None = None
+    ) -> Claim | Response | None:
+        """See `fastdedup.web.admit.admit`. `make` claims in another way, in a flow for `drive`."""
+        field = environ.get("HTTP_IDEMPOTENCY_KEY")
+        # No server sends text beyond latin-1; escaped it is malformed, and not another key.
+        fields = [] if field is None else [field.encode("latin-1", "backslashreplace")]
 
         async def claim(key: str) -> Claim | None:
             if claim_of(environ) is not None:  # by an outer middleware
                 return None
-            return await self.claim(*self.identify(environ, read, key))
-
-        return self.admit_by(environ, docs, claim)
-
-    def admit_by(
-        self, environ: WSGIEnvironment, docs: str | None, claim: Callable[[str], Awaitable[Claim | None]]
-    ) -> Claim | Response | None:
-        """Do what `admit` does with a function that claims a key, in a flow for `drive`."""
-        field = environ.get("HTTP_IDEMPOTENCY_KEY")
-        # No server sends text beyond latin-1; escaped it is malformed, and not another key.
-        fields = [] if field is None else [field.encode("latin-1", "backslashreplace")]
+            named = self.identify(environ, read, key)
+            return await (self.claim(*named) if make is None else make(key, named))
 
         return drive(admit(fields, claim, self.rule, docs))
 
@@ -76,14 +73,6 @@ class WsgiClaims(BackgroundClaims):
         """Return the key of a request's record, and the fingerprint; see `Rule.identify`."""
         request = request_of(environ, read(environ, self.rule.max_request))
         return self.rule.identify(request, self._principal(request), key)
-
-    async def claim(self, name: str, mark: Fingerprint) -> Claim:
-        """Claim a record of `identify`, in a flow for `drive`."""
-        return await self.make(lambda claims: claims.claim(name, mark), blocks=True)
-
-    def redeem(self, token: str, subject: str | None) -> Awaitable[Claim]:
-        """Redeem a form's token, in a flow for `drive`. See `RouteClaims.redeem`."""
-        return self.make(lambda claims: claims.redeem(token, subject), blocks=True)
 
     def _principal(self, request: Request) -> Named:
         principal = self.rule.principal(request)

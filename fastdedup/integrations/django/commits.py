@@ -16,9 +16,8 @@ from django.http.response import HttpResponseBase
 
 from ...downstream import claimed_work
 from ...errors import ConfigError
-from ...keys import Fingerprint
 from ...sql.drivers.django import are_of_a_test
-from ...sync import Claim, Dedup
+from ...sync import Dedup
 from ...sync.sql import BlockedGate, Inbox
 from ...web.policy import docs_at
 from ...web.record_keys import SCOPE
@@ -101,12 +100,7 @@ class DjangoCommits(Operation):
         route = self._route_of(claims, gate())  # of the process's `Dedup`: tests have several
         docs = docs_at(claims.docs, request.META.get("SCRIPT_NAME", ""))
         work = CommittedWork(route, docs, request.path, request.method, _STEPS)
-
-        async def make(key: str, name: str, digest: Fingerprint) -> Claim | None:
-            claiming = claims.present().make(lambda one: one.claim(name, digest), blocks=bridge.blocks)
-            return await work.claim(key, (name, digest), claiming)
-
-        got = await claimed(bridge, claims, request, make=make)
+        got = await claimed(bridge, claims, request, make=work.claim)
         if got is not None and not isinstance(got, Hold):
             return got
         if work.gate_wire is None and "HTTP_IDEMPOTENCY_KEY" in request.META:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction
@@ -11,12 +11,12 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBadRequest, Unrea
 
 from ...errors import ConfigError
 from ...flows import drive
-from ...keys import Fingerprint
 from ...sync import Claim
 from ...web.admit import admit
 from ...web.policy import PublishedPolicy, docs_at
 from ...web.response import Response
 from ...web.rules import RouteTable
+from ..http.background_claims import Make
 from .bridge import AWAITING, BLOCKING, Bridge
 from .capture import hold_of, run
 from .config import gate, http
@@ -27,8 +27,6 @@ __all__ = ["IdempotencyMiddleware", "claimed", "keyed"]
 
 ReadBody = Callable[[HttpRequest, int], bytes]
 """A function that returns a request's body, of at most so many bytes."""
-Make = Callable[[str, str, Fingerprint], Awaitable[Claim | None]]
-"""A function that claims: called with an Idempotency-Key, the key of the request's record, and its fingerprint."""
 
 
 class IdempotencyMiddleware:
@@ -119,8 +117,8 @@ async def claimed(
         else:
             name, mark = rule.identify(asked, principal, key)
         if make is not None:
-            return await make(key, name, mark)
-        return await claims.present().make(lambda one: one.claim(name, mark), blocks=bridge.blocks)
+            return await make(key, (name, mark))
+        return await claims.claim(name, mark, blocks=bridge.blocks)
 
     try:
         got = await admit(key_fields(request), claim, rule, docs)

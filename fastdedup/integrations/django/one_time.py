@@ -150,9 +150,7 @@ class _OneTime:
         form.token = token = sent_token(request.headers.get(HEADER) or request.POST.get(form.field))
         contents = self._mark(request, form.field)
         subject = await subject_of(bridge, request)
-        redeeming = self._claims.present().make(
-            lambda claims: claims.redeem(token, subject), blocks=bridge.blocks
-        )
+        redeeming = self._claims.redeem(token, subject, blocks=bridge.blocks)
 
         def leave() -> None:
             form.elsewhere = True

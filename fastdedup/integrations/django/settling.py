@@ -11,7 +11,6 @@ from ...claim import Claim
 from ...downstream import ClaimedWork, claimed_work, resumed
 from ...errors import DedupError
 from ...sync import Claim as SyncClaim
-from ...sync import Dedup
 from ...web.recorder import Marks, Recorder
 from ...web.rules import Rule
 from ..http.background_claims import BackgroundClaims, run_in_background
@@ -53,28 +52,19 @@ class Hold:
                 yield
 
 
-class DjangoClaims:
+class DjangoClaims(BackgroundClaims):
     """A route's rule, and its claims by the process's present `Dedup`."""
 
-    __slots__ = ("_made", "docs", "rule")
+    __slots__ = ("docs",)
 
     def __init__(self, rule: Rule, docs: str | None) -> None:
-        self.rule = rule
+        super().__init__(gate, rule)
         self.docs = docs
-        # Mutable: the claims, and their `Dedup`; tests have several.
-        self._made: tuple[Dedup, BackgroundClaims] | None = None
-
-    def present(self) -> BackgroundClaims:
-        """Return the claims of the present `Dedup`. Raises what `gate` raises."""
-        dedup = gate()
-        if self._made is None or self._made[0] is not dedup:
-            self._made = (dedup, BackgroundClaims(dedup, self.rule))
-        return self._made[1]
 
     def hold(self, claim: SyncClaim, path: str, docs: str | None, mark: bytes = b"") -> Hold:
         """Return the hold of a request on a claim that it has acquired. Arguments as for `Recorder`."""
         recorder = Recorder(claim.asynchronous, self.rule, docs, path, mark)
-        return Hold(claim, recorder, self.present().seconds)
+        return Hold(claim, recorder, self.present().per_process.seconds)
 
 
 async def settle(bridge: Bridge, hold: Hold) -> Marks | None:

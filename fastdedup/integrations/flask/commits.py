@@ -13,7 +13,6 @@ import flask
 
 from ...errors import ConfigError
 from ...flows import drive, step
-from ...sync import Claim
 from ...sync.sql import BlockedGate, Inbox
 from ...web.request import Principal
 from ...web.response import Response
@@ -102,12 +101,7 @@ def _begin(route: RouteCommits, held: FlaskExchange, docs: str | None) -> Commit
     if held.committing is not None:
         raise ConfigError("this request has a transaction already: let one commits() lead to a view, not two")
     work = CommittedWork(route, docs, whole_path(environ), environ["REQUEST_METHOD"], _STEPS)
-
-    async def claim(key: str) -> Claim | None:
-        named = claims.identify(environ, held.body_of, key)
-        return await work.claim(key, named, claims.claim(*named))
-
-    got = claims.admit_by(environ, docs, claim)
+    got = claims.admit(environ, docs, held.body_of, work.claim)
     if isinstance(got, Response):
         return got
     if got is not None:

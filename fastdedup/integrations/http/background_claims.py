@@ -6,16 +6,17 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from ...claim import Claim as AsyncClaim
+from ...keys import Fingerprint
 from ...sync import Claim, Dedup
-from ...sync.background import BackgroundDedup
+from ...sync.background import BackgroundDedup, Bound
 from ...sync.claim import take_back
 from ...web.response import ResponseCodec
 from ...web.route_claims import RouteClaims
 from ...web.rules import Rule
 
 T = TypeVar("T")
-Ask = Callable[[RouteClaims], Awaitable[AsyncClaim]]
-"""A function that claims a key, or redeems a token, in the background thread."""
+Make = Callable[[str, tuple[str, Fingerprint]], Awaitable[Claim | None]]
+"""A function that claims: called with an Idempotency-Key, and with what `Rule.identify` returned for it."""
 
 
 async def run_in_background(
@@ -39,29 +40,47 @@ async def run_in_background(
 class BackgroundClaims:
     """A route's rule, and its claims in the background thread of each process.
 
-    Attributes:
+    Args:
+        gate: returns the present `Dedup`: tests have several.
         rule: the rule.
-        seconds: the longest that an operation takes, in seconds.
-
-    Raises:
-        ConfigError: the rule's settings cannot be used with this `Dedup`.
     """
 
-    __slots__ = ("_bound", "rule", "seconds")
+    __slots__ = ("_bound", "_gate", "rule")
 
-    def __init__(self, dedup: Dedup, rule: Rule) -> None:
+    def __init__(self, gate: Callable[[], Dedup], rule: Rule) -> None:
         self.rule = rule
-        self.seconds = dedup.per_process.seconds
-        self._bound = dedup.bind(lambda one: RouteClaims(one, rule, ResponseCodec(spelled=True)))
+        self._gate = gate
+        # Mutable: the claims, and the `Dedup` that they were made of.
+        self._bound: tuple[Dedup, Bound[RouteClaims]] | None = None
 
-    async def make(self, ask: Ask, *, blocks: bool) -> Claim:
-        """Claim a key, or redeem a token. Raises what that raises. `blocks`: see `run_in_background`."""
-        background, claims = self._bound.get()
+    def present(self) -> Bound[RouteClaims]:
+        """Return the claims of the present `Dedup`.
+
+        Raises:
+            ConfigError: the rule's settings cannot be used with it. Also any error of `gate`.
+        """
+        dedup = self._gate()
+        if self._bound is None or self._bound[0] is not dedup:
+            bound = dedup.bind(lambda one: RouteClaims(one, self.rule, ResponseCodec(spelled=True)))
+            self._bound = (dedup, bound)
+        return self._bound[1]
+
+    def claim(self, name: str, mark: Fingerprint, *, blocks: bool = True) -> Awaitable[Claim]:
+        """Claim a record of `Rule.identify`. Raises what `Dedup.claim` raises. `blocks`: see `run_in_background`."""
+        return self._make(lambda claims: claims.claim(name, mark), blocks)
+
+    def redeem(self, token: str, subject: str | None, *, blocks: bool = True) -> Awaitable[Claim]:
+        """Redeem a form's token. See `RouteClaims.redeem`."""
+        return self._make(lambda claims: claims.redeem(token, subject), blocks)
+
+    async def _make(self, ask: Callable[[RouteClaims], Awaitable[AsyncClaim]], blocks: bool) -> Claim:
+        bound = self.present()
+        background, claims = bound.get()
 
         async def made() -> Claim:
             return Claim(background, await ask(claims))
 
-        seconds = self.seconds + self.rule.wait
+        seconds = bound.per_process.seconds + self.rule.wait
         return await run_in_background(
             background, made, seconds, lambda claim: take_back(claim.asynchronous), blocks=blocks
         )

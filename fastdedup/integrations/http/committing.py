@@ -177,11 +177,11 @@ class CommittedWork:
         """The key in the gate's store; None for a request without a key."""
         return None if self._named is None else self._route.rules.gate_wire(self._named[0])
 
-    async def claim(self, key: str, named: Named, claiming: Awaitable[T]) -> T | None:
-        """Return what the gate answers, or None if it does not answer: then the row decides alone."""
+    async def claim(self, key: str, named: Named) -> Any:
+        """Return the gate's claim, or None if it does not answer: then the row decides alone."""
         self._key, self._named = key, named
         try:
-            return await claiming
+            return await self._route.claims.claim(*named)
         except UNHEARD as error:
             self._route.at_gate.bypass(error)
             return None

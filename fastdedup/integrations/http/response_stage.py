@@ -53,8 +53,7 @@ async def begin_committed(
     work = CommittedWork(route, docs, scope["path"], scope["method"], steps)
 
     async def claim(key: str) -> Claim | None:
-        named = await identify(key)
-        return await work.claim(key, named, route.claims.claim(*named))
+        return await work.claim(key, await identify(key))  # type: ignore[no-any-return]
 
     got = await admit(key_fields(scope), claim, route.claims.rule, docs)
     if isinstance(got, Response):
