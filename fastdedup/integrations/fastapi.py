@@ -31,6 +31,7 @@ from ..web.route_claims import RouteClaims
 from ..web.rules import UUID, ClaimSettings, KeySettings, Rule, make_rules
 from .http.callers import (
     GUARDS,
+    IN_THREADS,
     Chooser,
     by_dependency,
     check_caller,
@@ -44,11 +45,11 @@ from .http.callers import (
 from .http.committing import Committed, Named, RouteCommits, check_kinds
 from .http.exchange import AsgiExchange, supported
 from .http.guarded import claim_of, key_fields, request_of
-from .http.late_exits import dependencies_of, warn_of_late_exits
+from .http.late_exits import dependencies_of, routes_of, warn_of_late_exits
 from .http.lifespan import ASGIApp, Lifespan, Receive, Scope, Send
 from .http.openapi import describe, header_of
-from .http.response_stage import ReplayStage, begin_committed, handler_ended
-from .http.threads import end_of_handler, is_awaited
+from .http.response_stage import ReplayStage, begin_committed, calls_ended
+from .http.threads import calls_of, is_awaited, tell_calls
 from .unreached import watch_handlers
 
 with needs(__name__, "FastAPI", "'fastdedup[web]'"):
@@ -139,13 +140,19 @@ class _Capture:
     def __init__(self, app: ASGIApp, idempotency: Idempotency) -> None:
         self.app = app
         self._idempotency = idempotency
+        # Mutable: are the plain functions of committing routes told apart.
+        self._tells = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            warn_of_late_exits(self._idempotency.app, _has_claim)
+            warn_of_late_exits(self._idempotency.app, partial(_has, GUARDS))
             return await self._idempotency.lifespan.run(self.app, scope, receive, send)
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
+        if not self._tells:
+            self._tells = True
+            for route in filter(partial(_has, IN_THREADS), routes_of(self._idempotency.app)):
+                tell_calls(route.dependant)
         exchange = AsgiExchange(receive, send, self._idempotency.max_request)
         scope = supported(scope)
         scope["headers"] = [*scope["headers"]]  # without trailers, see `request_of`
@@ -153,8 +160,8 @@ class _Capture:
         return await exchange.run(self.app, scope)
 
 
-def _has_claim(route: Any) -> bool:
-    return any(hasattr(one.call, GUARDS) for one in dependencies_of(route.dependant))
+def _has(mark: str, route: Any) -> bool:
+    return any(hasattr(one.call, mark) for one in dependencies_of(route.dependant))
 
 
 class _Answered(Exception):
@@ -284,18 +291,20 @@ def Commits(  # noqa: N802
         if isinstance(got, Response):
             raise _answer(exchange, got)
         work = exchange.stage.work
-        end = None if route.inbox.bridge.is_async else end_of_handler(request.scope)
+        calls = None if route.inbox.bridge.is_async else calls_of(request.scope)
         try:
             yield got
             await work.handled()
         except BaseException as error:
-            if end is not None:
-                await handler_ended(end)
+            if calls is not None:
+                await calls_ended(calls)
             answer = await work.raised(error)
             if answer is None:
                 raise
             raise _Answered(answer) from error
 
+    if not inbox.bridge.is_async:
+        setattr(commits, IN_THREADS, True)
     # It ends before the response is sent, so errors can be answered.
     return guarding(commits, scope="function")
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import anyio
 import pytest
-from fastapi import FastAPI, Response
+from fastapi import Depends, FastAPI, Response
 from sqlalchemy import Engine, create_engine, text
 from starlette.applications import Starlette
 from starlette.routing import Route
@@ -131,7 +131,7 @@ def till(tmp_path: Path) -> Iterator[Till]:
     engine.dispose()
 
 
-each_framework = pytest.mark.parametrize("framework", ["fastapi", "starlette"])
+each_framework = pytest.mark.parametrize("framework", ["fastapi", "dependency", "generator", "starlette"])
 
 
 @each_framework
@@ -200,6 +200,18 @@ async def test_a_handler_that_waits_for_a_thread_does_not_start_later(framework:
     assert (till.begun.is_set(), till.exited.is_set()) == (False, True)
 
 
+@pytest.mark.parametrize("framework", ["dependency", "generator"])
+async def test_a_dependency_that_is_waited_for_can_be_overridden(framework: str, till: Till) -> None:
+    till.may_end.set()
+    async with Dedup("memory://", namespace="t") as dedup:
+        app = made(framework, dedup, till.begin, till.work)
+        visitor = client(app, raises=True)
+        answers = [await visitor.post("/pay")]
+        app.dependency_overrides[app.state.paid] = lambda: "other"
+        answers.append(await visitor.post("/pay"))
+    assert [answer.text for answer in answers] == ["done", '"other"']
+
+
 def made(framework: str, dedup: Dedup, begin: Any, work: Any) -> Any:
     """Return an application with one endpoint that commits and runs in a thread."""
     inbox = Inbox("bank", keep=WEEK)
@@ -209,9 +221,18 @@ def made(framework: str, dedup: Dedup, begin: Any, work: Any) -> Any:
         return Starlette(routes=[Route("/pay", endpoint, methods=["POST"])])
     app = FastAPI()
     Idempotency(app, dedup)
+    Work = Annotated[Committed[Any], Commits(inbox, begin=begin, principal=everyone)]  # noqa: N806
 
-    @app.post("/pay")
-    def pay(committed: Annotated[Committed[Any], Commits(inbox, begin=begin, principal=everyone)]) -> Any:
+    def pay(committed: Work) -> Any:
         return work(committed)
 
+    def paying(committed: Work) -> Iterator[Any]:
+        yield work(committed)
+
+    app.state.paid = paying if framework == "generator" else pay
+
+    def answer(paid: Annotated[Any, Depends(app.state.paid, scope="function")]) -> Any:
+        return paid
+
+    app.post("/pay")(pay if framework == "fastapi" else answer)
     return app

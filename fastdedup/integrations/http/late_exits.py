@@ -25,12 +25,8 @@ def warn_of_late_exits(app: object, is_guarded: Callable[[Any], bool]) -> None:
     fastapi = fastapi_in(app)
     if fastapi is None:
         return
-    # Newer versions keep routers nested, and list their routes by this function.
-    listed = getattr(sys.modules["fastapi.routing"], "iter_route_contexts", iter)
     told = set()
-    for route in listed(fastapi.routes):
-        if not hasattr(route, "dependant") or not is_guarded(route):
-            continue
+    for route in filter(is_guarded, routes_of(fastapi)):
         for dependency in dependencies_of(route.dependant):
             if _ends_late(dependency) and dependency.call not in told:
                 told.add(dependency.call)
@@ -41,6 +37,13 @@ def warn_of_late_exits(app: object, is_guarded: Callable[[Any], bool]) -> None:
                     route.path,
                     getattr(dependency.call, "__qualname__", type(dependency.call).__qualname__),
                 )
+
+
+def routes_of(app: Any) -> list[Any]:
+    """Return the routes of an application of FastAPI."""
+    # Newer versions keep routers nested, and list their routes by this function.
+    listed = getattr(sys.modules["fastapi.routing"], "iter_route_contexts", iter)
+    return [route for route in listed(app.routes) if hasattr(route, "dependant")]
 
 
 def fastapi_in(app: object) -> Any:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from concurrent.futures import Future
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
@@ -23,7 +22,7 @@ from .committing import Committed, CommittedWork, Named, RouteCommits, Steps
 from .exchange import WORK, AsgiExchange, NotSent, send_response
 from .guarded import key_fields
 from .lifespan import Message, Scope
-from .threads import run_to_end
+from .threads import CallsInThreads
 
 with needs("fastdedup.integrations.starlette", "Starlette", "'fastdedup[web]'"):
     from anyio import CancelScope, CapacityLimiter, to_thread
@@ -223,17 +222,17 @@ async def in_thread(call: Callable[..., T], *args: Any, limiter: CapacityLimiter
 
 async def handle_in_thread(handler: Callable[..., T], *args: Any) -> T:
     """Call a handler in a thread. A cancelled caller keeps it from starting, or waits for its end."""
-    end: Future[None] = Future()
+    calls = CallsInThreads()
     try:
-        return await to_thread.run_sync(run_to_end, end, handler, *args)
+        return await to_thread.run_sync(calls.run, handler, *args)
     except BaseException:
-        await handler_ended(end)
+        await calls_ended(calls)
         raise
 
 
-async def handler_ended(end: Future[None]) -> None:
-    """Keep a handler from starting in its thread, or wait for its end, because a thread cannot be stopped."""
-    if not end.cancel():
+async def calls_ended(calls: CallsInThreads) -> None:
+    """Let no further call begin, and wait for the end of the others, because a thread cannot be stopped."""
+    for end in calls.close():
         await _until_done(asyncio.wrap_future(end))
 
 

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from functools import wraps
-from inspect import getclosurevars, isasyncgenfunction, isclass, isfunction, ismethod, unwrap
+from inspect import (
+    getclosurevars,
+    isasyncgenfunction,
+    isclass,
+    isfunction,
+    isgeneratorfunction,
+    ismethod,
+    unwrap,
+)
+from threading import Lock
 from typing import Any, TypeVar
 
 from .late_exits import bare, dependencies_of
@@ -28,9 +37,7 @@ _INNER = ("app", "application", "inner")
 """The attributes in which middleware has its application by custom; the last two are those of Django, Channels."""
 _DEEPEST = 100
 """The number of middlewares, one in the other, that are looked through."""
-_END: ContextVar[Future[None] | None] = ContextVar("fastdedup_end_of_handler", default=None)
-_TELLS = "_fastdedup_tells_end"
-"""The attribute of a handler that ends the future of its context."""
+_CALLS: ContextVar[CallsInThreads | None] = ContextVar("fastdedup_calls_in_threads", default=None)
 
 
 def runs_in_thread(scope: Scope, app: ASGIApp | None = None, running: Any = None) -> bool:
@@ -81,37 +88,77 @@ def is_awaited(call: Any) -> bool:
     return is_async(call) or is_async(unwrap(bare(call)))
 
 
-def end_of_handler(scope: Scope) -> Future[None]:
-    """Return a future of the end of a request's handler in a thread; once it is cancelled, no handler starts.
+class CallsInThreads:
+    """The plain functions that one request runs in threads: a cancelled request lets go of its thread."""
 
-    FastAPI lets go of the thread when the request's task is cancelled.
-    """
-    dependant = _route(scope).dependant
-    if not hasattr(dependant.call, _TELLS):
-        dependant.call = _telling_end(dependant.call)
-    end: Future[None] = Future()
-    _END.set(end)
-    return end
+    def __init__(self) -> None:
+        # Mutable: the ends of the calls that have begun; True once no further one may begin.
+        self._ends: list[Future[None]] = []
+        self._closed = False
+        self._lock = Lock()
+
+    def run(self, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Call a function. Raise CancelledError if it may not begin any more."""
+        end: Future[None] = Future()
+        with self._lock:
+            if self._closed:
+                raise CancelledError
+            self._ends.append(end)
+        try:
+            return call(*args, **kwargs)
+        finally:
+            end.set_result(None)
+
+    def close(self) -> list[Future[None]]:
+        """Let no further call begin, and return the ends of the others."""
+        with self._lock:
+            self._closed = True
+        return self._ends
 
 
-def _telling_end(handler: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(handler)
-    def told(*args: Any, **kwargs: Any) -> Any:
-        end = _END.get()
-        return handler(*args, **kwargs) if end is None else run_to_end(end, handler, *args, **kwargs)
-
-    setattr(told, _TELLS, True)
-    return told
+def calls_of(scope: Scope) -> CallsInThreads:
+    """Return the calls of a request's plain handler and dependencies, from now on."""
+    tell_calls(_route(scope).dependant)  # of a route that was added late
+    calls = CallsInThreads()
+    _CALLS.set(calls)
+    return calls
 
 
-def run_to_end(end: Future[None], handler: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """Call a handler, and end its future then. Raise CancelledError if the future was cancelled before."""
-    if not end.set_running_or_notify_cancel():
-        raise CancelledError
-    try:
-        return handler(*args, **kwargs)
-    finally:
-        end.set_result(None)
+def tell_calls(dependant: Any) -> None:
+    """Run the plain functions of a route as calls of their requests. FastAPI reads some before it calls others."""
+    for one in (dependant, *dependencies_of(dependant)):
+        if not (is_awaited(one.call) or isinstance(one.call, _Told)):
+            generates = one is not dependant and isgeneratorfunction(unwrap(bare(one.call)))
+            one.call = (_ToldGenerator if generates else _Told)(one.call)
+
+
+class _Told:
+    """A plain function that is run as one of its request's calls. FastAPI finds its override, because it is equal."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self.__wrapped__ = call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return _run(self.__wrapped__, *args, **kwargs)
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self.__wrapped__ == (other.__wrapped__ if isinstance(other, _Told) else other))
+
+    def __hash__(self) -> int:
+        return hash(self.__wrapped__)
+
+
+class _ToldGenerator(_Told):
+    """A dependency with `yield`, of which FastAPI runs the first part. It awaits the second one."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        with ExitStack() as stack:
+            yield _run(stack.enter_context, contextmanager(self.__wrapped__)(*args, **kwargs))
+
+
+def _run(call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    calls = _CALLS.get()
+    return call(*args, **kwargs) if calls is None else calls.run(call, *args, **kwargs)
 
 
 def _route(scope: Scope) -> Any:
