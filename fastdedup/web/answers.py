@@ -139,9 +139,7 @@ def reaches(size: int, length: bytes) -> bool:
 
 def storable(rule: Rule, response: Response) -> Response:
     """Return the part of a response that is stored."""
-    # Not by replace(), which takes 13,000 instructions more.
-    headers, one = rule.stored_headers(response.headers), response
-    return Response(one.status, headers, one.body, one.whole, one.request, one.reason)
+    return response.with_headers(rule.stored_headers(response.headers))
 
 
 def streams(content_type: bytes | None) -> bool:

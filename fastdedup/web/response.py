@@ -76,11 +76,13 @@ class Response:
                 return bytes(value)
         return None
 
+    def with_headers(self, headers: Headers) -> Response:
+        """Return the response with these headers in the place of its own."""
+        return Response(self.status, headers, self.body, self.whole, self.request, self.reason)
+
     def marked(self, *marks: tuple[bytes, bytes]) -> Response:
         """Return the response with these headers added."""
-        return Response(
-            self.status, [*self.headers, *marks], self.body, self.whole, self.request, self.reason
-        )
+        return self.with_headers([*self.headers, *marks])
 
     def for_request(self, headers: Headers) -> Response:
         """Return the response with the cookies and CORS headers among those that middleware has set for a request."""
@@ -88,12 +90,11 @@ class Response:
         live = [(bytes(name), bytes(value)) for name, value in pairs if is_of_request(name)]
         has_cors = any(_is_of_cors(name) for name, _ in live)
         kept = [pair for pair in self.headers if not (has_cors and _is_of_cors(pair[0]))]
-        return Response(self.status, [*kept, *live], self.body, self.whole, self.request, self.reason)
+        return self.with_headers([*kept, *live])
 
     def before_middleware(self) -> Response:
         """Return the response without cookies and CORS headers, for middleware that sets its own."""
-        headers = [pair for pair in self.headers if not is_of_request(pair[0])]
-        return Response(self.status, headers, self.body, self.whole, self.request, self.reason)
+        return self.with_headers([pair for pair in self.headers if not is_of_request(pair[0])])
 
     def without_content(self) -> Response:
         """Return the response without headers and body, which were not kept."""
