@@ -131,7 +131,9 @@ def till(tmp_path: Path) -> Iterator[Till]:
     engine.dispose()
 
 
-each_framework = pytest.mark.parametrize("framework", ["fastapi", "dependency", "generator", "starlette"])
+each_framework = pytest.mark.parametrize(
+    "framework", ["fastapi", "dependency", "generator", "object", "starlette"]
+)
 
 
 @each_framework
@@ -200,7 +202,7 @@ async def test_a_handler_that_waits_for_a_thread_does_not_start_later(framework:
     assert (till.begun.is_set(), till.exited.is_set()) == (False, True)
 
 
-@pytest.mark.parametrize("framework", ["dependency", "generator"])
+@pytest.mark.parametrize("framework", ["dependency", "generator", "object"])
 async def test_a_dependency_that_is_waited_for_can_be_overridden(framework: str, till: Till) -> None:
     till.may_end.set()
     async with Dedup("memory://", namespace="t") as dedup:
@@ -229,7 +231,11 @@ def made(framework: str, dedup: Dedup, begin: Any, work: Any) -> Any:
     def paying(committed: Work) -> Iterator[Any]:
         yield work(committed)
 
-    app.state.paid = paying if framework == "generator" else pay
+    class Paying:
+        def __call__(self, committed: Work) -> Iterator[Any]:
+            yield work(committed)
+
+    app.state.paid = {"generator": paying, "object": Paying()}.get(framework, pay)
 
     def answer(paid: Annotated[Any, Depends(app.state.paid, scope="function")]) -> Any:
         return paid

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
+from functools import update_wrapper
 from inspect import (
     getclosurevars,
     isasyncgenfunction,
@@ -128,15 +129,18 @@ def tell_calls(dependant: Any) -> None:
     """Run the plain functions of a route as calls of their requests. FastAPI reads some before it calls others."""
     for one in (dependant, *dependencies_of(dependant)):
         if not (is_awaited(one.call) or isinstance(one.call, _Told)):
-            generates = one is not dependant and isgeneratorfunction(unwrap(bare(one.call)))
+            call = unwrap(bare(one.call))
+            generates = any(map(isgeneratorfunction, (call, type(call).__call__))) and one is not dependant
             one.call = (_ToldGenerator if generates else _Told)(one.call)
 
 
 class _Told:
     """A plain function that is run as one of its request's calls. FastAPI finds its override, because it is equal."""
 
+    __wrapped__: Callable[..., Any]
+
     def __init__(self, call: Callable[..., Any]) -> None:
-        self.__wrapped__ = call
+        update_wrapper(self, call, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return _run(self.__wrapped__, *args, **kwargs)
