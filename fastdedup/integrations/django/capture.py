@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Any
+from weakref import proxy
 
 from django.core.signals import got_request_exception
 from django.db import connections
@@ -238,9 +239,9 @@ def _watch(hold: Hold, response: HttpResponse) -> None:
     watched = _AsyncStream if response.is_async else _Stream
     take(hold.recorder, response)
     mark(response, hold.recorder.marks(stored=False))
-    # The source may go on working when it is closed. There is no public way.
-    closers: Any = response._resource_closers
-    closers[:] = [hold.working()(closer) for closer in closers]
+    # The source may go on working when it is closed. A proxy, because a circle would keep a response that is dropped.
+    close = vars(response).get("close") or partial(type(response).close, proxy(response))
+    response.close = hold.working()(close)
     response.streaming_content = watched(hold, response.streaming_content)
 
 
