@@ -49,7 +49,7 @@ from .http.late_exits import dependencies_of, routes_of, warn_of_late_exits
 from .http.lifespan import ASGIApp, Lifespan, Receive, Scope, Send
 from .http.openapi import describe, header_of
 from .http.response_stage import ReplayStage, begin_committed, calls_ended
-from .http.threads import calls_of, is_awaited, tell_calls
+from .http.threads import calls_of, is_awaited, route_of, tell_calls
 from .unreached import watch_handlers
 
 with needs(__name__, "FastAPI", "'fastdedup[web]'"):
@@ -399,7 +399,8 @@ def _routes(
     def route_at(request: Request) -> T:
         idempotency = _slot(request)[0]
         dedup = chosen(gate, request) or idempotency.dedup
-        return made(dedup, idempotency.max_request, _route_path(request), request.scope["endpoint"])
+        path = str(route_of(request.scope).path)
+        return made(dedup, idempotency.max_request, path, request.scope["endpoint"])
 
     return route_at
 
@@ -412,13 +413,6 @@ def _facts(principal: Any, dedup: Dedup | Chooser | None, settings: dict[str, An
     if "max_request" not in settings:
         del facts["largest_request_bytes"]
     return {name: fact for name, fact in facts.items() if fact is not None}
-
-
-def _route_path(request: Request) -> str:
-    """Return the declared path, with the prefixes of all its routers."""
-    # Newer versions of FastAPI keep routers nested, and a route then knows no more than its own router's part.
-    whole = request.scope.get("fastapi", {}).get("effective_route_context")
-    return str((request.scope["route"] if whole is None else whole).path)
 
 
 def _slot(request: Request) -> tuple[Idempotency, AsgiExchange]:

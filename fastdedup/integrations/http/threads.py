@@ -55,7 +55,7 @@ def runs_in_thread(scope: Scope, app: ASGIApp | None = None, running: Any = None
     handler = scope.get("route_handler")
     if handler is not None and endpoint is None:
         return _litestar_threads(handler, scope, running)
-    dependant = getattr(_route(scope), "dependant", None)
+    dependant = getattr(route_of(scope), "dependant", None)
     if dependant is not None:
         threads = any(not is_awaited(one.call) for one in dependencies_of(dependant))
         return not is_awaited(endpoint) or (threads and not _is_at_work(endpoint, running))
@@ -119,7 +119,7 @@ class CallsInThreads:
 
 def calls_of(scope: Scope) -> CallsInThreads:
     """Return the calls of a request's plain handler and dependencies, from now on."""
-    tell_calls(_route(scope).dependant)  # of a route that was added late
+    tell_calls(route_of(scope).dependant)  # of a route that was added late
     calls = CallsInThreads()
     _CALLS.set(calls)
     return calls
@@ -165,8 +165,8 @@ def _run(call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
     return call(*args, **kwargs) if calls is None else calls.run(call, *args, **kwargs)
 
 
-def _route(scope: Scope) -> Any:
-    """Return the route of a request, by FastAPI's own entry in the scope if its routers are nested."""
+def route_of(scope: Scope) -> Any:
+    """Return the route of a request; None if it is not told. FastAPI tells it with the prefixes of nested routers."""
     return scope.get("fastapi", {}).get("effective_route_context") or scope.get("route")
 
 
