@@ -484,7 +484,7 @@ def django_app(work: Callable[[], str]) -> Any:
 
 def ninja_app(work: Callable[[], str]) -> Any:
     """A path with a plain and an async operation: Ninja's view of it is async."""
-    api = NinjaAPI(urls_namespace="mixed")
+    api = NinjaAPI(urls_namespace="in a thread")
     api.post("/orders")(lambda request: HttpResponse(work()))
     api.get("/orders")(orders)
     return with_view(api.urls, ASGIHandler(), "")
