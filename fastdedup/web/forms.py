@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
 from enum import StrEnum
 from html import escape
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import SplitResult, quote, urlsplit
 
 from ..errors import UnavailableError
@@ -178,6 +179,38 @@ def sent_token(token: str | None) -> str:
     if not token:
         raise FormRefused(Refusal.UNAVAILABLE, retry_after=_SOON)
     return token
+
+
+@dataclass(slots=True)
+class SentForm:
+    """The state of one request's form."""
+
+    subject: Callable[..., Any]
+    """Returns the subject of its tokens."""
+    field: str
+    token: str = ""
+    """The token that the form was sent with."""
+    again: bool = False
+    """True if that token stays good and is rendered again: with a new one, sending again would order twice."""
+    refused: FormRefused | None = None
+
+    def refuse(self, error: FormRefused) -> None:
+        """Note why the form is not acted upon; its token stays good if the same form may be sent again."""
+        self.refused = error
+        self.again = error.retry_after is not None and bool(self.token)
+
+    def rendered(self, issue: Callable[[], str]) -> str:
+        """Return the token for the form that is rendered: a new token, unless the form's own can be used again.
+
+        It is empty while the store is unavailable and the policy refuses. Then the page is still shown, and the form
+        that is sent is refused, and may be sent again.
+        """
+        if self.again:
+            return self.token
+        try:
+            return issue()
+        except UnavailableError:
+            return ""
 
 
 def issued_subject(found: object) -> str | None:

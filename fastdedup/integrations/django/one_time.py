@@ -172,7 +172,7 @@ class _OneTime:
     async def _refuse(
         self, bridge: Bridge, request: HttpRequest, form: Form, error: FormRefused, view: Callable[[], Any]
     ) -> HttpResponse:
-        form.again = error.retry_after is not None and bool(form.token)
+        form.refuse(error)
         form.data = request.POST
         request.form_refused = error
         if self._refused is not None:

@@ -15,9 +15,8 @@ from django.contrib.sessions.backends import signed_cookies
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest, QueryDict
 
-from ...errors import UnavailableError
 from ...flows import drive
-from ...web.forms import issued_subject
+from ...web.forms import SentForm, issued_subject
 from ...web.request import Request, by_header, everyone
 from ..http.background_claims import run_in_background
 from .bridge import AWAITING, BLOCKING, Bridge
@@ -34,15 +33,9 @@ _SESSION_ID = "_fastdedup"
 
 
 @dataclasses.dataclass(slots=True)
-class Form:
-    """The state of one request's form."""
+class Form(SentForm):
+    """The state of one request's form in Django."""
 
-    subject: Subject
-    field: str
-    token: str = ""
-    """The token that the form was sent with."""
-    again: bool = False
-    """True if that token stays good and is rendered again: with a new one, sending again would order twice."""
     elsewhere: bool = False
     """True if it was sent before, in another session: a page with a new token would need this request's session."""
     data: QueryDict | None = None
@@ -147,20 +140,12 @@ async def aissue_token(request: HttpRequest, ttl: float | None = None) -> str:
 
 
 def token_for(request: HttpRequest, ttl: float | None = None) -> str:
-    """Return the token for a form that is being rendered: a new token, unless the form's own can be used again.
+    """Return the token for a form that is being rendered; see `SentForm.rendered`.
 
-    Returns an empty token while the store is unavailable and the policy refuses. Then the page is still shown, and
-    when the form is sent, it is shown once more, with a token if the store answers by then.
+    If it is empty, the form that is sent is shown once more, with a token if the store answers by then.
     """
     form = form_of(request)
-    if form.again:
-        return form.token
-    if form.prepared:
-        return form.prepared.pop(0)
-    try:
-        return issue_token(request, ttl)
-    except UnavailableError:
-        return ""
+    return form.rendered(lambda: form.prepared.pop(0) if form.prepared else issue_token(request, ttl))
 
 
 def reopen(request: HttpRequest) -> None:

@@ -20,6 +20,7 @@ from ...web.forms import (
     SAFE_METHODS,
     WAIT,
     FormRefused,
+    SentForm,
     admit_form,
     contents,
     sent_token,
@@ -32,7 +33,7 @@ from ..wsgi import WsgiClaims
 from .exchange import FlaskExchange, exchange, reply
 from .names import Subject
 from .state import AppState, Decorated, View, current
-from .tokens import FlaskForm, open_form, subject_of
+from .tokens import open_form, subject_of
 
 _CSRF = "csrf_token"
 """The field of Flask-WTF, which differs in each page."""
@@ -118,12 +119,11 @@ class OneTimeView(Decorated):
         except (RequestTooLarge, BadBody) as error:
             return reply(refusal(error, self._rule, docs))
         except FormRefused as error:
-            form.refused = error
-            form.again = error.retry_after is not None and bool(form.token)
+            form.refuse(error)
             raise
 
     def _answered(
-        self, state: AppState, held: FlaskExchange, form: FlaskForm, view: Callable[[], Any], docs: str | None
+        self, state: AppState, held: FlaskExchange, form: SentForm, view: Callable[[], Any], docs: str | None
     ) -> Any:
         request, claims = flask.request, state.claims(self, "")
         body = held.body_of(request.environ, self._rule.max_request)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import flask
 from markupsafe import Markup
 
-from ...errors import UnavailableError
-from ...web.forms import FormRefused, hidden_input, issued_subject, notice
+from ...web.forms import SentForm, hidden_input, issued_subject, notice
 from .exchange import exchange
 from .names import Subject
 from .state import current
@@ -16,29 +13,16 @@ from .state import current
 _FORM = "_fastdedup_form"
 
 
-@dataclass(slots=True)
-class FlaskForm:
-    """The state of one request's form."""
-
-    subject: Subject
-    field: str
-    token: str = ""
-    """The token that the form was sent with."""
-    again: bool = False
-    """True if that token stays good and is rendered again: with a new one, sending again would order twice."""
-    refused: FormRefused | None = None
-
-
-def form_of() -> FlaskForm:
+def form_of() -> SentForm:
     """Return the state of the current request's form; if its view is not decorated, the state of the settings."""
     form = flask.g.get(_FORM)
     return open_form(None, None) if form is None else form
 
 
-def open_form(subject: Subject | None, name: str | None) -> FlaskForm:
+def open_form(subject: Subject | None, name: str | None) -> SentForm:
     """Set the subject and the field of the tokens of the current request's form, and return the form's state."""
     state = current()
-    form = FlaskForm(subject or state.subject, name or state.field)
+    form = SentForm(subject or state.subject, name or state.field)
     setattr(flask.g, _FORM, form)
     return form
 
@@ -65,7 +49,7 @@ def one_time_token(ttl: float | None = None) -> Markup:
         ttl: seconds in which the form can be sent; by default the `Dedup`'s `token_ttl`.
     """
     form = form_of()
-    return Markup(hidden_input(form.field, form.token if form.again else _issued(ttl)))
+    return Markup(hidden_input(form.field, form.rendered(lambda: issue_token(ttl))))
 
 
 def one_time_notice() -> Markup:
@@ -85,17 +69,10 @@ def reopen() -> None:
     form.again = held.holds and bool(form.token)
 
 
-def subject_of(form: FlaskForm) -> str | None:
+def subject_of(form: SentForm) -> str | None:
     """Return the subject of a form's token, or None for all callers.
 
     Raises:
         ConfigError: the subject function returned a value of another type.
     """
     return issued_subject(form.subject())
-
-
-def _issued(ttl: float | None) -> str:
-    try:
-        return issue_token(ttl)
-    except UnavailableError:
-        return ""
