@@ -111,12 +111,15 @@ class DedupMiddleware(Middleware):
         """Check the options of an actor, and let a duplicate's result replace its own.
 
         Raises:
-            ActorOptionError: an option is wrong; or the broker may deliver a message again after the gate has
-                forgotten its key.
+            ActorOptionError: an option is wrong; the middleware Retries comes later; or the broker may deliver a
+                message again after the gate has forgotten its key.
         """
         if "dedup_key" not in actor.options:
             return
+        retries = [each for each in broker.middleware if isinstance(each, Retries)]
         try:
+            if any(each in retries for each in broker.middleware[broker.middleware.index(self) :]):
+                raise ConfigError("Retries must stand before DedupMiddleware, or it sends dead letters again")
             rules = self._rules(actor)
             check_broker(
                 seconds_known(self._dedup, self._remember),
@@ -130,7 +133,7 @@ class DedupMiddleware(Middleware):
             raise ActorOptionError(f"actor {actor.actor_name!r}: {error}") from None
         self._ways[actor.actor_name] = way
         actor.fn = self._or_replayed(actor.fn)
-        of_retries = (each.retry_when for each in broker.middleware if isinstance(each, Retries))
+        of_retries = (each.retry_when for each in retries)
         if retry_when := actor.options.get("retry_when") or next(of_retries, None):
             actor.options["retry_when"] = self._unless_dead(retry_when)
 

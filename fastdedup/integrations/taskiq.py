@@ -160,6 +160,9 @@ class DedupMiddleware(TaskiqMiddleware):
                     if await self._is_sent_again(message):
                         raise NoResultError
                 if decision.error is not None:
+                    if decision.action is not Action.RETRY:
+                        # No attempt can help, so taskiq's retry middlewares shall not send it again.
+                        message.labels["retry_on_error"] = False
                     raise decision.error
                 return decision.result  # type: ignore[no-any-return]
 

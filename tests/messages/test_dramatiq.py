@@ -430,6 +430,15 @@ def test_a_key_must_outlive_the_heartbeat_timeout() -> None:
         declared(heartbeat_timeout=60_001)
 
 
+def test_retries_after_the_gate_are_refused() -> None:
+    """They sent a dead letter again, because they decided before the gate."""
+    gate = DedupMiddleware(Dedup("memory://"))
+    declared = {"actor_name": "charge", "dedup_key": message_id}
+    assert dramatiq.actor(by_name, broker=StubBroker(middleware=[Retries(), gate]), **declared)
+    with pytest.raises(ActorOptionError, match=r"actor 'charge': Retries must stand before DedupMiddleware"):
+        dramatiq.actor(by_name, broker=StubBroker(middleware=[gate, Retries()]), **declared)
+
+
 def test_an_async_gate_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"must be a fastdedup.sync.Dedup, got fastdedup.gateway.Dedup"):
         DedupMiddleware(fastdedup.Dedup("memory://"))  # type: ignore[arg-type]

@@ -12,13 +12,14 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from taskiq import InMemoryBroker, SimpleRetryMiddleware
+from taskiq import InMemoryBroker, SimpleRetryMiddleware, SmartRetryMiddleware, TaskiqMiddleware
 from taskiq.receiver import Receiver
 from taskiq_redis import RedisAsyncResultBackend, RedisStreamBroker
 
 import fastdedup.sync
 from fastdedup import ConfigError, Dedup, Resolution
 from fastdedup.integrations.taskiq import DedupMiddleware
+from fastdedup.messages import DeadLetterError
 
 from ..fixtures import async_fixture
 from ..kinds import Order, Rushed
@@ -32,14 +33,14 @@ runs: Counter[str] = Counter()
 class Queue:
     """A broker with its receiver, and the gate."""
 
-    def __init__(self, server: RedisServer, dedup: Dedup, wait: float) -> None:
+    def __init__(self, server: RedisServer, dedup: Dedup, wait: float, retries: TaskiqMiddleware) -> None:
         name = uuid.uuid4().hex
         backend: Any = RedisAsyncResultBackend(server.url, prefix_str=name, result_ex_time=60)
         broker = RedisStreamBroker(server.url, queue_name=f"forever-{name}", xread_block=50, consumer_id="0")
         self.dedup = dedup
         self.gate = DedupMiddleware(dedup, wait=wait)
         self.broker = broker.with_result_backend(backend)
-        self.broker.add_middlewares(SimpleRetryMiddleware(default_retry_count=9), self.gate)
+        self.broker.add_middlewares(retries, self.gate)
 
     def task(self, body: Callable[..., Any], *, retry: bool = False, **options: Any) -> Any:
         return self.broker.task(task_name=uuid.uuid4().hex, retry_on_error=retry)(
@@ -54,9 +55,11 @@ class Queue:
 
 
 @asynccontextmanager
-async def receiving(server: RedisServer, wait: float = 0.1) -> AsyncIterator[Queue]:
+async def receiving(
+    server: RedisServer, wait: float = 0.1, retries: TaskiqMiddleware | None = None
+) -> AsyncIterator[Queue]:
     async with Dedup(server.url, namespace="t", lease=0.5, timeout=5.0) as dedup:
-        queue = Queue(server, dedup, wait)
+        queue = Queue(server, dedup, wait, retries or SimpleRetryMiddleware(default_retry_count=9))
         finished = asyncio.Event()
         await queue.broker.startup()
         receiver = Receiver(queue.broker, max_async_tasks=20, run_startup=False)
@@ -286,6 +289,34 @@ async def test_the_last_attempts_failure_is_the_duplicates_failure(queue: Queue,
     assert [type(each).__name__ for each in errors] == ["ValueError", "ValueError", "FailedError"]
     assert "declined" in str(errors[2])
     assert runs[name] == 2
+
+
+@pytest.mark.parametrize("retries", [SimpleRetryMiddleware, SmartRetryMiddleware])
+async def test_a_task_that_no_attempt_can_help_is_not_sent_again(
+    server: RedisServer, name: str, retries: type[TaskiqMiddleware]
+) -> None:
+    """It was, up to `max_retries`: its work would run again once its failure was forgotten."""
+
+    async def fail(name: str, total: int = 1) -> None:
+        await count(name)
+        raise DeadLetterError("no such customer") if total == 1 else ValueError("declined")
+
+    async with receiving(server, retries=retries(default_retry_count=9)) as queue:
+        kick, kicked = queue.broker.kick, Counter[str]()
+
+        async def counted(message: Any) -> None:
+            kicked[message.task_id] += 1
+            await kick(message)
+
+        queue.broker.kick = counted  # type: ignore[method-assign]
+        task = queue.task(
+            fail, retry=True, key=lambda name: name, fingerprint=lambda total: total, attempts=1
+        )
+        calls = [(name, 1), (name, 1), (name, 2), (f"{name}-last", 2)]
+        results = [(await queue.get(await task.kiq(*each)))[0].error for each in calls]
+        errors = [type(each).__name__ for each in results]
+        assert errors == ["DeadLetterError", "FailedError", "MismatchError", "ValueError"]
+    assert [*kicked.values()] == [1, 1, 1, 1]
 
 
 async def test_another_call_with_the_same_key_is_a_mismatch(queue: Queue, name: str) -> None:
