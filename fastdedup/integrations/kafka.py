@@ -13,6 +13,7 @@ import inspect
 import logging
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final, Unpack
 
 import anyio
@@ -23,9 +24,11 @@ from ..errors import ConfigError
 from ..extras import needs
 from ..gateway import Dedup
 from ..messages.consumer import BrokerConsumer
+from ..messages.decisions import Decision
+from ..messages.headers import ORIGIN
 from ..messages.keys import KeyRule, body_digest, place_in_log, text_of
 from ..messages.partitions import Partition, PartitionJob
-from ..messages.room import Headers, Letter
+from ..messages.room import Headers, Letter, lay
 from ..messages.rules import DeadLetterError
 from ..messages.settings import ConsumerSettings
 
@@ -213,25 +216,32 @@ class Consumer(BrokerConsumer[ConsumerRecord, PartitionJob[ConsumerRecord]]):
         record, partition = job.message, job.partition
         try:
             async with partition.turns.of(record.key):
-                await self._decide(job, dict(record.headers), in_place=True)
+                await self._decide(job, dict(record.headers))
                 partition.end(job)
         finally:
             self._something_done.set()
             self._polling.cancel()
 
-    def _letter_of(self, message: ConsumerRecord) -> Letter:
-        return Letter(f"{message.topic}:{message.partition}:{message.offset}", message.headers)
+    async def _comes_again(self, job: PartitionJob[ConsumerRecord], decision: Decision) -> bool:
+        return False
 
-    async def _publish(self, message: ConsumerRecord, headers: Headers) -> None:
-        assert self._producer is not None
+    async def _lay(self, message: ConsumerRecord, decision: Decision) -> None:
+        place = f"{message.topic}:{message.partition}:{message.offset}"
+        publish = None if self._producer is None else partial(self._publish, self._producer, message)
+        await lay(
+            Letter(message.headers, {ORIGIN: place}),
+            decision,
+            self.name,
+            publish,
+            lambda error: isinstance(error, MessageSizeTooLargeError),  # its topic's limit is not known here
+        )
+
+    async def _publish(self, producer: AIOKafkaProducer, message: ConsumerRecord, headers: Headers) -> None:
         pairs = [
             (name, value if isinstance(value, bytes | None) else str(value).encode())
             for name, value in headers
         ]
-        await self._producer.send_and_wait(self._dead_letter, message.value, key=message.key, headers=pairs)
-
-    def _is_too_large(self, error: Exception) -> bool:
-        return isinstance(error, MessageSizeTooLargeError)  # the topic's limit is not known here, so try it
+        await producer.send_and_wait(self._dead_letter, message.value, key=message.key, headers=pairs)
 
     async def _see_dead_letters(self) -> None:
         """Raise ConfigError unless the topic for dead letters exists, or the broker makes it."""

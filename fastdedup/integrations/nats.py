@@ -14,6 +14,7 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final, Unpack
 
 from ..extras import needs
@@ -31,10 +32,10 @@ from ..errors import ConfigError
 from ..gateway import Dedup
 from ..messages.consumer import MessageJob
 from ..messages.decisions import Action, Decision
-from ..messages.headers import KEY
+from ..messages.headers import KEY, ORIGIN
 from ..messages.keys import KeyRule, body_digest, header, place_in_stream
 from ..messages.pulling import PullingConsumer
-from ..messages.room import Headers, Letter
+from ..messages.room import Headers, Letter, lay
 from ..messages.rules import DeadLetterError
 from ..messages.settings import ConsumerSettings
 
@@ -203,23 +204,21 @@ class Consumer(PullingConsumer[Msg]):
         with suppress(Error):
             await job.message.nak()
 
-    def _letter_of(self, message: Msg) -> Letter:
+    async def _lay(self, message: Msg, decision: Decision) -> None:
         place = f"{message.metadata.stream}:{message.metadata.sequence.stream}"
         given = message.headers or {}
         theirs = [pair for pair in given.items() if not pair[0].lower().startswith(_OF_NATS)]
         # The copy has another id, so only KEY still has the message's own.
-        return Letter(place, theirs, needed=(KEY,) if MESSAGE_ID in given else ())
+        letter = Letter(theirs, {ORIGIN: place}, needed=(KEY,) if MESSAGE_ID in given else ())
+        publish = None if self._dead_letter is None else partial(self._publish, self._dead_letter, message)
+        await lay(letter, decision, self.name, publish, is_too_large)
 
-    async def _publish(self, message: Msg, headers: Headers) -> None:
-        assert self._dead_letter is not None
+    async def _publish(self, subject: str, message: Msg, headers: Headers) -> None:
         lines = {name: _BREAKS.sub(" ", str(value)) for name, value in headers}
         # Not the publisher's id: the server would drop another consumer's dead letter with it, or a later one.
         lines[MESSAGE_ID] = f"dead:{self.name}:{sequence(message)}"
         check_size(self._jetstream._nc, message.data, lines)
-        await self._jetstream.publish(self._dead_letter, message.data, headers=lines)
-
-    def _is_too_large(self, error: Exception) -> bool:
-        return is_too_large(error)
+        await self._jetstream.publish(subject, message.data, headers=lines)
 
 
 def redelivers_after(config: ConsumerConfig) -> tuple[list[float], str]:

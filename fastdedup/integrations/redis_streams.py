@@ -31,9 +31,11 @@ from ..checks import Seconds, check_place, milliseconds, wrong_type
 from ..errors import ConfigError
 from ..gateway import Dedup
 from ..messages.consumer import MessageJob
+from ..messages.decisions import Decision
+from ..messages.headers import ORIGIN
 from ..messages.keys import KeyRule, text_of
 from ..messages.pulling import PullingConsumer
-from ..messages.room import Headers, Letter
+from ..messages.room import Headers, Letter, lay
 from ..messages.rules import DeadLetterError
 from ..messages.settings import ConsumerSettings
 from ..messages.shared_call import SharedCall
@@ -239,7 +241,7 @@ class Consumer(PullingConsumer[StreamEntry]):
     async def _work_on(self, job: MessageJob[StreamEntry]) -> None:
         entry = job.message
         headers = {_text(name): value for name, value in entry.fields.items()}
-        await self._decide(job, headers, entry.deliveries, in_place=True)
+        await self._decide(job, headers, entry.deliveries)
         await self._acknowledging.ask(entry.id)
 
     async def _acknowledge(self, ids: list[str]) -> None:
@@ -254,10 +256,14 @@ class Consumer(PullingConsumer[StreamEntry]):
                 error,
             )
 
-    def _letter_of(self, message: StreamEntry) -> Letter:
-        return Letter(entry_id(message), message.fields.items())
+    async def _comes_again(self, job: MessageJob[StreamEntry], decision: Decision) -> bool:
+        return False
 
-    async def _publish(self, message: StreamEntry, headers: Headers) -> None:
+    async def _lay(self, message: StreamEntry, decision: Decision) -> None:
+        letter = Letter(message.fields.items(), {ORIGIN: entry_id(message)})
+        await lay(letter, decision, self.name, None if self._dead_letter is None else self._publish)
+
+    async def _publish(self, headers: Headers) -> None:
         async with self._laying:
             await self._redis.xadd(self._dead_letter, dict(headers))
 

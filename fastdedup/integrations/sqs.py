@@ -38,12 +38,12 @@ from ..errors import ConfigError
 from ..gateway import Dedup
 from ..keys import business_key
 from ..messages.consumer import MessageJob
-from ..messages.decisions import Action
-from ..messages.headers import KEY
+from ..messages.decisions import Action, Decision
+from ..messages.headers import KEY, ORIGIN
 from ..messages.key_turns import KeyTurns
 from ..messages.keys import KeyRule, body_digest, text_of
 from ..messages.pulling import PullingConsumer
-from ..messages.room import Headers, Letter
+from ..messages.room import Headers, Letter, lay
 from ..messages.rules import DeadLetterError
 from ..messages.settings import ConsumerSettings
 from ..messages.shared_call import SharedCall
@@ -252,13 +252,16 @@ class Consumer(PullingConsumer[SqsMessage]):
         message = job.message
         received = int(message.system.get("ApproximateReceiveCount", 1))
         async with self._turns.of(message.system["MessageGroupId"] if self._is_fifo else None):
-            # In its place: messages that went back with it would have spent a delivery, though none was begun.
-            decision = await self._decide(job, message.attributes, received, in_place=self._is_fifo)
+            decision = await self._decide(job, message.attributes, received)
         # It is extended no more: its outcome decides when it is visible.
         if decision.action is Action.RETRY:
             await self._show_again(message, self._retry_delay)
         else:
             await self._deleting.ask(message.raw["ReceiptHandle"])
+
+    async def _comes_again(self, job: MessageJob[SqsMessage], decision: Decision) -> bool:
+        # In a group's order: messages that went back with it would have spent a delivery, though none was begun.
+        return not self._is_fifo
 
     async def _show_again(self, message: SqsMessage, after: float) -> None:
         """Let SQS deliver a message again, after so many seconds; if that fails, after its visibility timeout."""
@@ -288,9 +291,10 @@ class Consumer(PullingConsumer[SqsMessage]):
                     faults[0],
                 )
 
-    def _letter_of(self, message: SqsMessage) -> Letter:
+    async def _lay(self, message: SqsMessage, decision: Decision) -> None:
         theirs = message.raw.get("MessageAttributes", {})
-        return Letter(f"{self._url}:{message.id}", theirs.items(), needed=(KEY,))
+        letter = Letter(theirs.items(), {ORIGIN: f"{self._url}:{message.id}"}, needed=(KEY,))
+        await lay(letter, decision, self.name, partial(self._publish, message), _is_too_large)
 
     async def _publish(self, message: SqsMessage, headers: Headers) -> None:
         attributes = {name: _attribute(value) for name, value in headers if value != ""}
@@ -302,15 +306,16 @@ class Consumer(PullingConsumer[SqsMessage]):
         place = {"QueueUrl": self._dead_letter, "MessageBody": message.body}
         await self._call("send_message", **place, MessageAttributes=attributes, **more)
 
-    def _is_too_large(self, error: Exception) -> bool:
-        codes = ("InvalidParameterValue", "MessageTooLong")
-        return isinstance(error, _TooManyError) or (
-            isinstance(error, ClientError) and any(each in _code(error) for each in codes)
-        )
-
 
 class _TooManyError(Exception):
     """SQS takes no more than ten message attributes."""
+
+
+def _is_too_large(error: Exception) -> bool:
+    codes = ("InvalidParameterValue", "MessageTooLong")
+    return isinstance(error, _TooManyError) or (
+        isinstance(error, ClientError) and any(each in _code(error) for each in codes)
+    )
 
 
 def _code(error: ClientError) -> str:

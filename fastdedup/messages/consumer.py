@@ -12,7 +12,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from time import monotonic
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
@@ -25,9 +24,8 @@ from ..errors import UsageError
 from ..gateway import Dedup
 from .decisions import Action, Counts, Decision
 from .delivery import Handler, is_failure
-from .headers import AGAIN, ORIGIN, attempts_of, dead_letter_headers, is_again
-from .keys import KeyRule, text_of
-from .room import Headers, Letter, lay_down
+from .headers import attempts_of, is_again
+from .keys import KeyRule
 from .rules import LAYING_PAUSE
 from .settings import GRACE, ConsumerSettings, deliveries_of
 
@@ -67,8 +65,8 @@ class MessageJob(Generic[Message]):
             self.scope.cancel()
 
 
-class ConsumerLife(ABC):
-    """The base of the consumers of all brokers: it opens them, stops them, and reports their state.
+class BrokerConsumer(ABC, Generic[Message, JobT]):
+    """The base of the consumers of all brokers. Each message in hand is a job, by default in a task of its own.
 
     Args:
         name: the broker's own name for it, if the settings have none.
@@ -87,6 +85,8 @@ class ConsumerLife(ABC):
         self.name = self._deliveries.rules.consumer
         """The consumer's name, which logs and figures show."""
         self._grace = check_seconds(settings.get("grace", GRACE), "grace", least=0.0)
+        self._retry_delay = self._deliveries.rules.retry_delay
+        self._counts_deliveries = dedup is None
         self._stop = anyio.Event()
         # Mutable: whether `run` may be called, whether it may never be called again, whether it is at work, and why
         # it cannot go on; its task, and how often that task had been cancelled before.
@@ -96,6 +96,10 @@ class ConsumerLife(ABC):
         self._fault: BaseException | None = None
         self._runner: asyncio.Task[Any] | None = None
         self._cancelled_before = 0
+        # Mutable: the messages in hand, and what says that one of them has ended; when handlers must have ended.
+        self._jobs: set[JobT] = set()
+        self._one_ended = anyio.Event()
+        self._ends = math.inf
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}>"
@@ -136,12 +140,14 @@ class ConsumerLife(ABC):
         return self._is_running
 
     def stop(self) -> None:
-        """Take no more messages; `run` returns once those in hand are done, or `grace` seconds are over."""
-        self._stop.set()
+        """Take no more messages; `run` returns once the handlers at work have ended, or `grace` seconds are over.
 
-    @abstractmethod
-    async def _open(self) -> None:
-        """Raise ConfigError unless the broker is set up for this consumer."""
+        A message whose handler was not begun goes back: the broker delivers it again.
+        """
+        self._stop.set()
+        self._ends = min(self._ends, monotonic() + self._grace)
+        for job in tuple(self._jobs):
+            job.give_up()
 
     def _checked(self, handler: Any) -> Handler:
         """Return the handler, if `run` may begin.
@@ -217,32 +223,6 @@ class ConsumerLife(ABC):
         self._fault = self._fault or error
         self.stop()
 
-
-class BrokerConsumer(ConsumerLife, Generic[Message, JobT]):
-    """A consumer with a task for each message in hand. It has the arguments and errors of `ConsumerLife`."""
-
-    _dead_letter: str | None = None
-    """The place of dead letters; if it is None, they are logged, and stay in their own place."""
-
-    def __init__(self, name: str, dedup: Dedup | None, key: KeyRule, settings: ConsumerSettings) -> None:
-        super().__init__(name, dedup, key, settings)
-        self._retry_delay = self._deliveries.rules.retry_delay
-        self._counts_deliveries = dedup is None
-        # Mutable: the messages in hand, and what says that one of them has ended; when handlers must have ended.
-        self._jobs: set[JobT] = set()
-        self._one_ended = anyio.Event()
-        self._ends = math.inf
-
-    def stop(self) -> None:
-        """Take no more messages; `run` returns once the handlers at work have ended, or `grace` seconds are over.
-
-        A message whose handler was not begun goes back: the broker delivers it again.
-        """
-        super().stop()
-        self._ends = min(self._ends, monotonic() + self._grace)
-        for job in tuple(self._jobs):
-            job.give_up()
-
     async def run(self, handler: Handler) -> None:
         """Consume until `stop` is called.
 
@@ -261,10 +241,16 @@ class BrokerConsumer(ConsumerLife, Generic[Message, JobT]):
                     self._tasks.start_soon(self._live)
             finally:
                 self._deliveries.end()
+                with anyio.CancelScope(shield=True):
+                    await self._leave_all()
             if self._fault is not None:
                 raise self._fault
 
     # An integration implements these
+
+    @abstractmethod
+    async def _open(self) -> None:
+        """Raise ConfigError unless the broker is set up for this consumer."""
 
     @abstractmethod
     async def _consume(self) -> None:
@@ -275,16 +261,16 @@ class BrokerConsumer(ConsumerLife, Generic[Message, JobT]):
         """Decide on a message by `decide`, and tell the broker."""
 
     @abstractmethod
-    def _letter_of(self, message: Message) -> Letter:
-        """Return what a dead letter keeps of its message."""
+    async def _lay(self, message: Message, decision: Decision) -> None:
+        """Publish a message as a dead letter, by `lay`; return once the broker has confirmed it."""
 
-    @abstractmethod
-    async def _publish(self, message: Message, headers: Headers) -> None:
-        """Publish a message to `_dead_letter`, with these headers; return once the broker has confirmed it."""
-
-    def _is_too_large(self, error: Exception) -> bool:
-        """True if an error of `_publish` says that fewer headers may help."""
+    def _is_lost(self, error: Exception) -> bool:
+        """True if an error of `_lay` says that the broker delivers the message again."""
         return False
+
+    async def _comes_again(self, job: JobT, decision: Decision) -> bool:
+        """Return whether the broker can deliver this one message again. If not, it is tried again here."""
+        return True
 
     async def _give_back(self, job: JobT) -> None:
         """Tell the broker that a message was given up; by default the broker finds out by itself."""
@@ -294,6 +280,9 @@ class BrokerConsumer(ConsumerLife, Generic[Message, JobT]):
 
     async def _last(self) -> None:
         """Run once all work has ended."""
+
+    async def _leave_all(self) -> None:
+        """Run after that, also if `run` was cancelled."""
 
     # An integration uses these
 
@@ -321,16 +310,13 @@ class BrokerConsumer(ConsumerLife, Generic[Message, JobT]):
             job.give_up()
         self._tasks.start_soon(self._guarded, self._run_job, job)
 
-    async def _decide(
-        self, job: JobT, headers: Mapping[str, Any], deliveries: int = 1, *, in_place: bool = False
-    ) -> Decision:
+    async def _decide(self, job: JobT, headers: Mapping[str, Any], deliveries: int = 1) -> Decision:
         """Do the work of a delivery if it is the first; return the decision, which the broker gets.
 
         Args:
             job: the message in hand.
             headers: the message's own.
             deliveries: how often the broker has delivered it. They count as attempts if there is no gate to count.
-            in_place: retry here, after pauses: the broker cannot deliver this one message again.
         """
 
         async def handler(*given: Any) -> Any:
@@ -341,6 +327,7 @@ class BrokerConsumer(ConsumerLife, Generic[Message, JobT]):
             await self._deliveries.lay_at_last(
                 lambda: self._lay(job.message, decision),
                 lambda: self._pause(job, max(self._retry_delay, LAYING_PAUSE)),
+                self._is_lost,
             )
 
         failed = max(attempts_of(headers, self.name), deliveries - 1 if self._counts_deliveries else 0)
@@ -349,22 +336,12 @@ class BrokerConsumer(ConsumerLife, Generic[Message, JobT]):
             decision = await self._deliveries.handle(
                 job.message, handler, lay, failed=failed, again=again, is_cancelled=self._is_cancelled
             )
-            if not in_place or decision.action is not Action.RETRY:
+            if decision.action is not Action.RETRY or await self._comes_again(job, decision):
                 job.is_at_work = False
                 return decision
             failed = max(failed, decision.attempts)
             job.is_begun = False
             await self._pause(job, self._retry_delay)
-
-    async def _lay(self, message: Message, decision: Decision) -> None:
-        """Publish a message as a dead letter, with its cause, if there is a place for it."""
-        letter = self._letter_of(message)
-        if self._dead_letter is None:
-            log.error("the dead letter stays at %s, and is skipped", letter.place)
-            return
-        ours = {**dead_letter_headers({}, decision, self.name), ORIGIN: letter.place}
-        whole = [pair for pair in letter.headers if text_of(pair[0]) not in {*ours, AGAIN}] + [*ours.items()]
-        await lay_down(whole, partial(self._publish, message), self._is_too_large, needed=letter.needed)
 
     async def _pause(self, job: JobT, seconds: float) -> None:
         """Wait before another try. A message that was given up is not tried again: here its work ends."""

@@ -57,11 +57,11 @@ def retry_headers(headers: Mapping[str, Any], decision: Decision, consumer: str)
     return {**headers, ATTEMPTS: attempts, CONSUMER: consumer}
 
 
-def dead_letter_headers(headers: Mapping[str, Any], decision: Decision, consumer: str) -> dict[str, Any]:
-    """Return the headers of a dead letter: its own, and the cause."""
+def dead_letter_headers(decision: Decision, consumer: str) -> dict[str, Any]:
+    """Return the headers that say the cause of a dead letter."""
     error = decision.error
     words = "" if error is None else describe_error(error)
-    more = {
+    headers = {
         ATTEMPTS: decision.attempts,
         REASON: str(decision.reason),
         ERROR: _encodable(words[:_ERROR_CHARACTERS]),
@@ -69,8 +69,8 @@ def dead_letter_headers(headers: Mapping[str, Any], decision: Decision, consumer
         AT: datetime.now(UTC).isoformat(timespec="milliseconds"),
     }
     if decision.key is not None:
-        more[KEY] = _encodable(decision.key)
-    return {**{name: value for name, value in headers.items() if name != AGAIN}, **more}
+        headers[KEY] = _encodable(decision.key)
+    return headers
 
 
 def again_headers(headers: Mapping[Any, Any]) -> dict[Any, Any]:

@@ -23,7 +23,7 @@ class PullingConsumer(BrokerConsumer[Message, MessageJob[Message]]):
     """A consumer that asks its broker for messages while it has room for more.
 
     Args:
-        limit: messages in hand at once. The other arguments are those of `ConsumerLife`.
+        limit: messages in hand at once. The other arguments are those of `BrokerConsumer`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Dead letters that a broker has room for: which headers are left out if one is too large. Main path: `lay_down`.
+"""Dead letters: their headers, and which of them are left out if one is too large. Main path: `lay`.
 
 A dead letter has some hundred bytes of headers more than its message, and the message may be as large as the broker
 allows. The consumer would retry for ever to publish a dead letter that the broker never takes.
@@ -7,10 +7,12 @@ allows. The consumer would retry for ever to publish a dead letter that the brok
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from .headers import AT, ATTEMPTS, CONSUMER, ERROR, KEY, LEFT_OUT, ORIGIN, QUEUE, REASON
+from .decisions import Decision
+from .headers import AGAIN, AT, ATTEMPTS, CONSUMER, ERROR, KEY, LEFT_OUT, ORIGIN, QUEUE, REASON
+from .headers import dead_letter_headers as headers_of
 from .keys import text_of
 
 Headers = list[tuple[str, Any]]
@@ -26,40 +28,48 @@ class Letter(NamedTuple):
     """What a dead letter keeps of its message.
 
     Attributes:
-        place: the place of the message, which its dead letter names.
         headers: the message's own.
-        needed: names of headers of this package that hold what the copy does not; see `lay_down`.
+        place: headers that name the place of the message: `ORIGIN`, or `QUEUE`.
+        needed: names of headers of this package that hold what the copy itself does not: they are left out as late
+            as the message's own.
+        spare: names of other headers, which are left out before the message's own.
     """
 
-    place: str
     headers: Iterable[tuple[Any, Any]]
+    place: Mapping[str, str] = {}
     needed: Collection[str] = ()
+    spare: Collection[str] = ()
 
 
 log = logging.getLogger("fastdedup.messages")
 
 
-async def lay_down(
-    headers: Iterable[tuple[str, Any]],
-    publish: Callable[[Headers], Awaitable[None]],
-    is_too_large: Callable[[Exception], bool],
-    spare: Collection[str] = (),
-    needed: Collection[str] = (),
+async def lay(
+    letter: Letter,
+    decision: Decision,
+    consumer: str,
+    publish: Callable[[Headers], Awaitable[None]] | None,
+    is_too_large: Callable[[Exception], bool] = lambda error: False,
 ) -> None:
-    """Publish a dead letter with as many of its headers as the broker has room for.
+    """Publish a message as a dead letter: with its cause, and as many of its headers as the broker has room for.
 
     Args:
-        headers: all of them.
-        publish: publishes the message with the given headers; returns once the broker has confirmed it.
+        letter: what it keeps of its message.
+        decision: its cause.
+        consumer: the name of the consumer that gave it up.
+        publish: publishes the message with the given headers; returns once the broker has confirmed it. None if there
+            is no place for it: it is logged, and stays in its own place.
         is_too_large: whether an error of `publish` says that fewer headers may help.
-        spare: names of other headers, which are left out before the message's own.
-        needed: names of headers of this package that hold what the copy itself does not: they are left out as late
-            as the message's own.
 
     Raises:
         any error of `publish`: the last error if even the attempts alone are too large.
     """
-    versions = lighter(headers, spare, needed)
+    if publish is None:
+        log.error("the dead letter stays at %s, and is skipped", *letter.place.values())
+        return
+    ours = {**headers_of(decision, consumer), **letter.place}
+    theirs = [pair for pair in letter.headers if text_of(pair[0]) not in {*ours, AGAIN}]
+    versions = lighter([*theirs, *ours.items()], letter.spare, letter.needed)
     whole = version = next(versions)
     while True:
         try:

@@ -16,7 +16,7 @@ from fastdedup.integrations.faststream import DedupMiddleware, header
 from fastdedup.messages import DeadLetterError
 from fastdedup.messages.headers import ATTEMPTS, CONSUMER
 from fastdedup.messages.keys import gate_key
-from fastdedup.messages.room import lay_down
+from fastdedup.messages.room import lay
 
 from ..waiting import wait_until
 
@@ -213,9 +213,9 @@ class Cases:
                 if len(refused) < 2:
                     refused.append(given)
                     raise TimeoutError("the broker does not take it")
-                await lay_down(*given, **more)
+                await lay(*given, **more)
 
-            monkeypatch.setattr("fastdedup.integrations.faststream.guarded.lay_down", refuse_twice)
+            monkeypatch.setattr("fastdedup.integrations.faststream.guarded.lay", refuse_twice)
             lab.then = give_up
             async with lab.open():
                 await lab.order(7)

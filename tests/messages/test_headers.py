@@ -26,7 +26,7 @@ from fastdedup.messages.headers import (
     is_again,
     retry_headers,
 )
-from fastdedup.messages.room import Headers, lay_down, lighter
+from fastdedup.messages.room import Headers, Letter, lay, lighter
 
 FAILED = Decision(Action.DEAD_LETTER, Reason.FAILED, "order-7", 5, error=ValueError("no such customer"))
 
@@ -65,8 +65,10 @@ def test_attempts_are_those_of_the_consumer_that_is_named(name: Any) -> None:
     assert retry_headers(headers, waiting, "shipping") == {ATTEMPTS: 0, CONSUMER: "shipping"}
 
 
-def test_a_dead_letter_says_what_it_died_of() -> None:
-    headers = dead_letter_headers({"a": 1, AGAIN: 1}, FAILED, "orders")
+async def test_a_dead_letter_says_what_it_died_of() -> None:
+    broker = Broker(99)
+    await lay(Letter({"a": 1, AGAIN: 1}.items()), FAILED, "orders", broker.publish)
+    headers = broker.taken
     assert headers["a"] == 1
     assert (headers[KEY], headers[ATTEMPTS]) == ("order-7", 5)
     assert headers[ERROR] == "ValueError: no such customer"
@@ -75,15 +77,16 @@ def test_a_dead_letter_says_what_it_died_of() -> None:
 
 def test_an_error_of_any_length_and_text_fits() -> None:
     died = Decision(Action.DEAD_LETTER, Reason.FAILED, "\ud800", 1, error=ValueError("\ud800" * 10_000))
-    headers = dead_letter_headers({}, died, "orders")
+    headers = dead_letter_headers(died, "orders")
     assert len(headers[ERROR].encode()) <= 2000
     headers[KEY].encode()
 
 
 def test_a_dead_letter_taken_again_begins_anew() -> None:
-    headers = again_headers(dead_letter_headers({"a": 1}, FAILED, "orders"))
+    dead = {"a": 1, **dead_letter_headers(FAILED, "orders")}
+    headers = again_headers(dead)
     assert headers == {"a": 1, AGAIN: 1}
-    entry = {name.encode(): b"" for name in (ORIGIN, *dead_letter_headers({"a": 1}, FAILED, "orders"))}
+    entry = {name.encode(): b"" for name in (ORIGIN, *dead)}
     assert again_headers(entry) == {b"a": b"", AGAIN: 1}
     assert is_again(headers)
     assert attempts_of(headers, "orders") == 0
@@ -103,7 +106,7 @@ THEIRS = {"tenant": "a", "trace": "t" * 4000, "basket": ["book"] * 99}
 
 
 def versions(theirs: dict[str, Any], **options: Any) -> list[dict[str, Any]]:
-    whole = dead_letter_headers(theirs, LONG, "orders") | {QUEUE: "orders"}
+    whole = {**theirs, **dead_letter_headers(LONG, "orders"), QUEUE: "orders"}
     return [dict(each) for each in lighter(whole.items(), **options)]
 
 
@@ -183,17 +186,17 @@ class Broker:
         self.taken = dict(headers)
 
 
-async def lay(room: int) -> Broker:
+async def laid(room: int, *, helps: bool = True) -> Broker:
     broker = Broker(room)
-    headers = dead_letter_headers(THEIRS, LONG, "orders")
-    await lay_down(headers.items(), broker.publish, lambda error: isinstance(error, TooLarge))
+    letter = Letter(THEIRS.items())
+    await lay(letter, LONG, "orders", broker.publish, lambda error: helps and isinstance(error, TooLarge))
     return broker
 
 
 async def test_the_fullest_version_is_laid_down(caplog: pytest.LogCaptureFixture) -> None:
-    assert (await lay(99)).taken[KEY] == "order-7"
+    assert (await laid(99)).taken[KEY] == "order-7"
     assert not caplog.records
-    broker = await lay(2)
+    broker = await laid(2)
     assert set(broker.taken) == {ATTEMPTS, LEFT_OUT}
     assert all(before != after for before, after in zip(broker.tried, broker.tried[1:], strict=False))
     assert "left out: 'trace, basket, tenant'" in caplog.text
@@ -201,9 +204,9 @@ async def test_the_fullest_version_is_laid_down(caplog: pytest.LogCaptureFixture
 
 async def test_what_no_room_mends_is_raised() -> None:
     with pytest.raises(TooLarge):
-        await lay(1)
+        await laid(1)
     with pytest.raises(TooLarge):
-        await lay_down([(ATTEMPTS, 1), ("a", 2)], Broker(1).publish, lambda error: False)
+        await laid(2, helps=False)
 
 
 # Ids: the same one for the same event, a new one that sorts by time

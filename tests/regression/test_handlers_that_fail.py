@@ -198,7 +198,7 @@ async def test_an_error_without_a_text_becomes_a_dead_letter(server: RedisServer
 
 async def test_rules_that_raise_it_make_dead_letters() -> None:
     async def lay(decision: Decision) -> None:
-        assert TEXT in dead_letter_headers({}, decision, "orders")[ERROR]
+        assert TEXT in dead_letter_headers(decision, "orders")[ERROR]
 
     async with Dedup("memory://", namespace="m") as dedup:
         for ours in (MessageRules("orders", fail), rules(fingerprint=fail)):

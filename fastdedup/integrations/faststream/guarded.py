@@ -8,8 +8,7 @@ import anyio
 
 from ...messages.decisions import Action, Decision
 from ...messages.delivery import Handler
-from ...messages.headers import dead_letter_headers
-from ...messages.room import lay_down
+from ...messages.room import Letter, lay
 from ...messages.rules import LAYING_PAUSE
 from .brokers import broker_of
 from .settings import GuardSettings
@@ -63,9 +62,10 @@ class Guarded:
         """Publish a dead letter, if the settings name a place for it."""
         if (destination := self.settings.destination) is None:
             return
-        headers = dead_letter_headers(message.headers, decision, self.deliveries.rules.consumer)
-        await lay_down(
-            headers.items(),
+        await lay(
+            Letter(message.headers.items()),
+            decision,
+            self.deliveries.rules.consumer,
             lambda some: self.broker.bury(message, subscriber, publisher, destination, dict(some)),
             self.broker.is_too_large,
         )

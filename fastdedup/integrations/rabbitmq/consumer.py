@@ -7,28 +7,27 @@ import logging
 import struct
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final, Unpack, cast
 
 import anyio
 from aio_pika import IncomingMessage
 from aio_pika.abc import AbstractIncomingMessage, AbstractMessage, AbstractQueue, AbstractRobustChannel
 from aiormq.abc import AbstractChannel, ChannelFrame, DeliveredMessage
-from anyio.abc import TaskGroup
 
 from ...checks import check_count
 from ...errors import ConfigError
 from ...gateway import Dedup
-from ...messages.consumer import ConsumerLife
-from ...messages.decisions import Action, Decision
+from ...messages.consumer import BrokerConsumer, MessageJob
+from ...messages.decisions import Decision
 from ...messages.delivery import take_back_cancels
 from ...messages.handout import Handout
-from ...messages.headers import attempts_of, is_again
 from ...messages.settings import ConsumerSettings
 from .places import Places, ack_timeout, check_hold, patience, restore_origin
 from .replies import LOST, reply
 
 KeyRule = Callable[[AbstractIncomingMessage], str | None]
-Handler = Callable[..., Coroutine[Any, Any, Any]]
+Job = MessageJob[AbstractIncomingMessage]
 PREFETCH: Final = 256
 """Messages that the broker sends ahead of their acks, by default: their claims share batches."""
 _GOODBYE: Final = 5.0
@@ -108,7 +107,7 @@ async def _write(channel: Any, payload: bytes) -> None:
     await written
 
 
-class Consumer(ConsumerLife):
+class Consumer(BrokerConsumer[AbstractIncomingMessage, Job]):
     """Consumes a queue; the handler's work is done once for each message, for any number of deliveries.
 
     Use it as an async context manager, and call `run` in it. A message is acknowledged when it is done, waits
@@ -158,13 +157,13 @@ class Consumer(ConsumerLife):
         if timeout := ack_timeout(queue.arguments or {}):
             self._deliveries.check_memory(timeout, "x-consumer-timeout")
         # For a message that is held for its next attempts: all holds together end before the broker's ack timeout.
-        self._pause = min(rules.retry_delay, patience(queue.arguments or {}) / (2 * rules.attempts))
+        self._retry_delay = min(rules.retry_delay, patience(queue.arguments or {}) / (2 * rules.attempts))
         self._queue = queue
         self._prefetch = check_count(prefetch, "prefetch", most=0xFFFF)  # AMQP has 16 bits for it
         self._acks = Acks(self.name)
-        # Mutable: deliveries in hand, by their ids, and the waiter for their end; those that go back.
-        self._in_hand: dict[int, AbstractIncomingMessage] = {}
-        self._idle = anyio.Event()
+        # Mutable: the consumer's tag at the broker, until that delivers no more; messages that go back at the end.
+        self._tag: str | None = None
+        self._has_left = anyio.Event()
         self._late: list[AbstractIncomingMessage] = []
 
     def __repr__(self) -> str:
@@ -177,63 +176,38 @@ class Consumer(ConsumerLife):
             )
         await self._places.open(self._queue)
 
-    async def run(self, handler: Handler) -> None:
-        """Consume until `stop` is called.
+    # Taking
 
-        Raises:
-            ConfigError: the handler is not async; the gate or the inbox is set up wrongly.
-            ConnectionError: the connection was lost, or the queue deleted; a robust connection opens both again.
-            RuntimeError: one of its own tasks was cancelled, and not `run`.
-        """
-        self._checked(handler)
-        with self._at_work():
-            await self._live(handler)
-
-    async def _live(self, handler: Handler) -> None:
-        """Consume until `stop` is called; end the begun work, and raise the error that ended it."""
+    async def _consume(self) -> None:
         channel = self._queue.channel
         await reply(channel.set_qos(prefetch_count=self._prefetch))
         if not isinstance(channel, AbstractRobustChannel):
             channel.close_callbacks.add(self._on_close)
-        handout = Handout[AbstractIncomingMessage]()
-        # Before the group, because a group would wrap the error of a connection that is lost now.
+        handout = Handout[Job]()
         underlay = await channel.get_underlay_channel()
-        tag = await reply(self._queue.consume(self._taker(handout)))
-        try:
-            async with anyio.create_task_group() as group:
-                group.start_soon(self._guarded, self._acks.run)
-                for _ in range(self._prefetch):
-                    group.start_soon(self._guarded, self._work, handout, handler)
-                if not isinstance(channel, AbstractRobustChannel):
-                    group.start_soon(self._guarded, self._watch, underlay, tag)
-                await self._stop.wait()
-                await self._leave(tag)
-                await self._finish(group)
-        finally:
-            self._deliveries.end()
-            with anyio.CancelScope(shield=True):
-                await self._give_back(tag)
-        if self._fault is not None:
-            raise self._fault
+        self._tag = await reply(self._queue.consume(self._taker(handout)))
+        for _ in range(self._prefetch):
+            self._start_beside(partial(self._serve, handout))
+        if not isinstance(channel, AbstractRobustChannel):
+            self._start_beside(partial(self._watch, underlay, self._tag))
+        await self._stop.wait()
+        await self._leave()
 
-    def _taker(
-        self, handout: Handout[AbstractIncomingMessage]
-    ) -> Callable[[AbstractIncomingMessage], Coroutine[Any, Any, None]]:
+    def _taker(self, handout: Handout[Job]) -> Callable[[AbstractIncomingMessage], Coroutine[Any, Any, None]]:
         """Return aio-pika's callback. It does no work itself: aio-pika cancels it when the channel is lost."""
 
         def accept(message: AbstractIncomingMessage) -> None:
+            job = Job(message)
+            self._jobs.add(job)
             if self._stop.is_set():
-                self._late.append(message)
-            else:
-                self._in_hand[id(message)] = message
-                handout.give(message)
+                job.give_up()
+            handout.give(job)
 
         async def at_once(delivered: DeliveredMessage) -> None:
             accept(IncomingMessage(delivered))
 
         async def take(message: AbstractIncomingMessage) -> None:
-            for lost in handout.drop(_is_lost):  # the broker delivers these again, on the new channel
-                self._let_go(lost)
+            self._jobs.difference_update(handout.drop(_has_no_channel))  # the broker delivers these again
             with suppress(*LOST):
                 # From a channel's second message on, this avoids aio-pika's own task for each message.
                 consumers = getattr(message.channel, "consumers", {})
@@ -243,89 +217,80 @@ class Consumer(ConsumerLife):
 
         return take
 
-    async def _work(self, handout: Handout[AbstractIncomingMessage], handler: Handler) -> None:
+    async def _serve(self, handout: Handout[Job]) -> None:
         """Be one of the `prefetch` tasks that handle messages: to start a task for each message costs more."""
         task = asyncio.current_task()
         assert task is not None
         while True:
             try:
-                message = await handout.take()
+                job = await handout.take()
             except asyncio.CancelledError:
                 if self._is_cancelled():
                     raise
                 take_back_cancels(task)  # those that its last handler has caused
                 continue
-            await self._deliver(message, handler)
+            await self._guarded(self._run_job, job)
 
-    async def _leave(self, tag: str) -> None:
-        """Let the broker deliver no more."""
-        with suppress(*LOST), anyio.move_on_after(max(self._grace, _GOODBYE)):
-            await reply(self._queue.cancel(tag))
+    # Working
 
-    async def _finish(self, group: TaskGroup) -> None:
-        """Let the deliveries in hand end; then stop the rest."""
-        with anyio.move_on_after(self._grace):
-            if self._in_hand:
-                await self._idle.wait()
-        group.cancel_scope.cancel()
+    async def _beside(self) -> None:
+        await self._acks.run()
 
-    async def _give_back(self, tag: str) -> None:
-        """Acknowledge the finished messages, and return the rest to the queue: the channel may stay open for long."""
-        if not self._stop.is_set():  # the task was cancelled
-            self._stop.set()
-            with anyio.move_on_after(_GOODBYE):
-                await self._leave(tag)
-        with suppress(*LOST), anyio.move_on_after(_GOODBYE):
-            await self._acks.flush()
-            for message in (*self._in_hand.values(), *self._late):
-                if not message.processed:
-                    await reply(message.nack())
-        self._in_hand.clear()
-        self._late.clear()
-
-    async def _deliver(self, message: AbstractIncomingMessage, handler: Handler) -> None:
+    async def _work_on(self, job: Job) -> None:
+        message = job.message
         try:
-            await self._decide(message, handler)
+            _ = (
+                message.channel
+            )  # raises if it is lost: then no ack can be sent, and the broker delivers it again
+            restore_origin(message)
+            await self._decide(job, message.headers)
+            if not message.processed:
+                self._acks.add(cast(IncomingMessage, message))
         except LOST as error:
             log.info("consumer %r: the channel of a message was lost: %s", self.name, error)
-        except BaseException as error:
+        except BaseException:
             self._late.append(message)
-            if self._passes(error):
-                raise
-            self._give_up(error)
+            raise
+
+    async def _comes_again(self, job: Job, decision: Decision) -> bool:
+        return await self._places.retry(job.message, decision, self.name)
+
+    async def _pause(self, job: Job, seconds: float) -> None:
+        await super()._pause(job, seconds)
+        _ = job.message.channel  # raises as above
+
+    async def _lay(self, message: AbstractIncomingMessage, decision: Decision) -> None:
+        await self._places.bury(message, decision, self.name)
+
+    def _is_lost(self, error: Exception) -> bool:
+        return True  # the places have tried again: the message goes back if this consumer ends
+
+    # Leaving
+
+    async def _leave(self) -> None:
+        """Let the broker deliver no more."""
+        tag, self._tag = self._tag, None
+        try:
+            with suppress(*LOST):
+                if tag is not None:
+                    await reply(self._queue.cancel(tag))
         finally:
-            self._let_go(message)
+            self._has_left.set()
 
-    def _let_go(self, message: AbstractIncomingMessage) -> None:
-        del self._in_hand[id(message)]
-        if not self._in_hand and self._stop.is_set():
-            self._idle.set()
+    async def _give_back(self, job: Job) -> None:
+        await self._has_left.wait()  # else the broker might deliver it here
+        with suppress(*LOST):
+            await reply(job.message.nack())
 
-    async def _decide(self, message: AbstractIncomingMessage, handler: Handler) -> None:
-        # It raises if it is lost: then no ack can be sent, and the broker delivers the message again.
-        _ = message.channel
-
-        async def lay(decision: Decision) -> None:
-            await self._places.bury(message, decision, self.name)
-
-        headers = message.headers
-        failed, again = attempts_of(headers, self.name), is_again(headers)
-        restore_origin(message)
-        while True:
-            decision = await self._deliveries.handle(
-                message, handler, lay, failed=failed, again=again, is_cancelled=self._is_cancelled
-            )
-            if decision.action is not Action.RETRY or await self._places.retry(message, decision, self.name):
-                break
-            failed = max(failed, decision.attempts)
-            with anyio.move_on_after(self._pause):
-                await self._stop.wait()
-            if self._stop.is_set():
-                self._late.append(message)
-                return
-            _ = message.channel  # raises as above
-        if not message.processed:
-            self._acks.add(cast(IncomingMessage, message))
+    async def _leave_all(self) -> None:
+        """Acknowledge the finished messages, and return the rest to the queue: the channel may stay open for long."""
+        with anyio.move_on_after(_GOODBYE):
+            await self._leave()
+        with suppress(*LOST), anyio.move_on_after(_GOODBYE):
+            await self._acks.flush()
+            for message in (*self._late, *(job.message for job in self._jobs)):
+                if not message.processed:
+                    await reply(message.nack())
 
     def _on_close(self, channel: Any, error: BaseException | None = None) -> None:
         if not self._stop.is_set():
@@ -341,9 +306,9 @@ class Consumer(ConsumerLife):
             )
 
 
-def _is_lost(message: AbstractIncomingMessage) -> bool:
+def _has_no_channel(job: Job) -> bool:
     """True if the channel that a message came by is closed."""
     try:
-        return message.channel.is_closed
+        return job.message.channel.is_closed
     except LOST:
         return True

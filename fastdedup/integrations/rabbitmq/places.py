@@ -19,8 +19,8 @@ from ...checks import Seconds, check_count, check_flag, check_place, millisecond
 from ...errors import ConfigError, DedupError
 from ...log_throttle import LogThrottle
 from ...messages.decisions import Decision
-from ...messages.headers import QUEUE, dead_letter_headers, retry_headers
-from ...messages.room import lay_down
+from ...messages.headers import QUEUE, retry_headers
+from ...messages.room import Letter, lay
 from .replies import LOST, reply
 
 _EXCHANGE: Final = "x-fastdedup-exchange"
@@ -130,9 +130,7 @@ class Places:
             UnroutableError: the waiting queue no longer exists.
         """
         headers = {name: value for name, value in message.headers.items() if name not in DEATHS}
-        headers = retry_headers(headers, decision, consumer)
-        headers.setdefault(_EXCHANGE, message.exchange or "")
-        headers.setdefault(_ROUTING_KEY, message.routing_key or "")
+        headers = _with_origin(retry_headers(headers, decision, consumer), message)
         try:
             await self._publish(message, "", self.retries, headers, message.expiration)
         except HeadersTooLargeError as error:
@@ -145,15 +143,14 @@ class Places:
 
     async def bury(self, message: AbstractIncomingMessage, decision: Decision, consumer: str) -> None:
         """Publish a copy of a message as a dead letter, with as many headers as fit. Errors: see `retry`."""
-        headers = dead_letter_headers(message.headers, decision, consumer) | {QUEUE: self.queue}
-        headers.setdefault(_EXCHANGE, message.exchange or "")
-        headers.setdefault(_ROUTING_KEY, message.routing_key or "")
         is_direct = not message.exchange and message.routing_key == self.queue  # a replay goes there too
-        await lay_down(
-            headers.items(),
+        spare = (*DEATHS, _EXCHANGE, _ROUTING_KEY) if is_direct else DEATHS
+        await lay(
+            Letter(_with_origin(message.headers, message).items(), {QUEUE: self.queue}, spare=spare),
+            decision,
+            consumer,
             lambda some: self._publish(message, self.exchange, self.dead_letters, dict(some), None),
             is_too_large,
-            spare=(*DEATHS, _EXCHANGE, _ROUTING_KEY) if is_direct else DEATHS,
         )
 
     async def _publish(
@@ -225,6 +222,11 @@ class Places:
             ) from None
         finally:
             await _close(channel)
+
+
+def _with_origin(headers: Mapping[str, Any], message: AbstractIncomingMessage) -> dict[str, Any]:
+    """Return headers of a copy that name the place to which its message was published first."""
+    return {_EXCHANGE: message.exchange or "", _ROUTING_KEY: message.routing_key or "", **headers}
 
 
 def restore_origin(message: AbstractIncomingMessage) -> None:
