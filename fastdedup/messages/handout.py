@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
@@ -20,17 +19,17 @@ class Handout(Generic[T]):
 
     A client reads a few messages in each turn of the event loop. If they were handed out in each turn, their claims
     would go to the store in twos and threes. Messages in quick succession are handed out together, and share a batch.
-    A single message waits for three turns, some microseconds. A free task gets the message itself, not a wake-up to
-    look for one.
+    A single message waits for three turns, some microseconds.
     """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        # Mutable: messages that came, and the turns since the last one; messages without a task, or the reverse.
+        # Mutable: messages that came, and the turns since the last one; those that were handed out.
         self._came: list[T] = []
         self._quiet = 0
-        self._messages: deque[T] = deque()
-        self._tasks: deque[asyncio.Future[T]] = deque()
+        self._messages = asyncio.Queue[T]()
+        self.take = self._messages.get
+        """Awaited for the next message. It goes to the task that has waited for the longest time."""
 
     def give(self, message: T) -> None:
         """Give a message to the task that has been free for the longest time, soon."""
@@ -39,24 +38,12 @@ class Handout(Generic[T]):
         if len(self._came) == 1:
             self._loop.call_soon(self._turn)
 
-    async def take(self) -> T:
-        """Return the next message."""
-        if self._messages:
-            return self._messages.popleft()
-        task: asyncio.Future[T] = self._loop.create_future()
-        self._tasks.append(task)
-        try:
-            return await task
-        except asyncio.CancelledError:
-            if task.done() and not task.cancelled():  # cancelled right after it got a message
-                self._hand(task.result())
-            raise
-
     def drop(self, is_lost: Callable[[T], bool]) -> list[T]:
         """Forget the messages that wait for a task and that are lost; return them."""
-        waiting, self._messages, lost = self._messages, deque(), list[T]()
+        waiting = [self._messages.get_nowait() for _ in range(self._messages.qsize())]
+        lost = []
         for message in waiting:
-            (lost if is_lost(message) else self._messages).append(message)
+            lost.append(message) if is_lost(message) else self._messages.put_nowait(message)
         return lost
 
     def _turn(self) -> None:
@@ -67,12 +54,4 @@ class Handout(Generic[T]):
             return
         came, self._came = self._came, []
         for message in came:
-            self._hand(message)
-
-    def _hand(self, message: T) -> None:
-        while self._tasks:
-            task = self._tasks.popleft()
-            if not task.done():  # else it was cancelled
-                task.set_result(message)
-                return
-        self._messages.append(message)
+            self._messages.put_nowait(message)

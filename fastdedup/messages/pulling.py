@@ -30,7 +30,7 @@ class PullingConsumer(BrokerConsumer[Message, MessageJob[Message]]):
         self, name: str, dedup: Dedup | None, key: KeyRule, settings: ConsumerSettings, *, limit: int
     ) -> None:
         super().__init__(name, dedup, key, settings)
-        self._limiter = anyio.CapacityLimiter(check_count(limit, "limit"))
+        self._limit = check_count(limit, "limit")
         # Mutable, until it is open.
         self._sign_after = math.inf
         """Seconds between two calls of `_keep`."""
@@ -61,9 +61,7 @@ class PullingConsumer(BrokerConsumer[Message, MessageJob[Message]]):
                 continue
             self._deliveries.broker_is_back()
             for message in messages:
-                job = MessageJob(message)
-                self._limiter.acquire_on_behalf_of_nowait(job)
-                self._start(job)
+                self._start(MessageJob(message))
 
     async def _beside(self) -> None:
         while True:
@@ -72,12 +70,6 @@ class PullingConsumer(BrokerConsumer[Message, MessageJob[Message]]):
 
     async def _room(self) -> int:
         """Wait until there is room for a message; return how many messages fit."""
-        async with self._limiter:
-            pass
-        return int(self._limiter.available_tokens)
-
-    async def _run_job(self, job: MessageJob[Message]) -> None:
-        try:
-            await super()._run_job(job)
-        finally:
-            self._limiter.release_on_behalf_of(job)
+        while len(self._jobs) >= self._limit:
+            await self._one_ended.wait()
+        return self._limit - len(self._jobs)

@@ -172,8 +172,8 @@ async def test_copies_go_to_no_other_queue_of_their_message(rabbitmq: RabbitServ
 async def test_equal_bodies_are_one_message_by_choice(orders: Orders) -> None:
     await orders.publish("1", "2")
     async with orders.consuming(key=body) as consumer:
-        await wait_until(lambda: consumer.counts.delivered == 2, description="both came")
-    assert (consumer.counts.first, consumer.counts.duplicate) == (1, 1)
+        await wait_until(lambda: consumer.counts.duplicate, description="both came")
+    assert (consumer.counts.first, consumer.counts.delivered) == (1, 2)
 
 
 async def test_a_twin_at_work_costs_few_deliveries(orders: Orders) -> None:
@@ -378,7 +378,8 @@ async def test_the_work_and_its_row_commit_together(orders: Orders, tmp_path: Pa
     inbox = Inbox("billing", keep=timedelta(days=7), begin=partial(transaction, path))
     async with orders.consumer(inbox=inbox, attempts=2) as consumer, at_work(consumer, work):
         await wait_until(lambda: consumer.counts.dead_lettered, description="one is a dead letter")
-        await wait_until(lambda: consumer.counts.delivered == 5, description="all are delivered")
+        counts = consumer.counts
+        await wait_until(lambda: counts.first + counts.duplicate == 3, description="the others are done")
     assert sorted(work_in(path)) == ["1", "2"]
 
 
