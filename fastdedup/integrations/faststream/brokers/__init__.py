@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+from functools import cache
+from importlib import import_module
 from typing import Any, Final
 
 from ....errors import ConfigError
 from .base import BrokerWay
-from .kafka import ConfluentWay, KafkaWay
-from .nats import NatsWay
-from .rabbit import RabbitWay
-from .redis import RedisWay
 
 __all__ = ["BrokerWay", "broker_of", "broker_of_message"]
 
-BROKERS: Final[dict[str, BrokerWay]] = {
-    "rabbit": RabbitWay(),
-    "kafka": KafkaWay(),
-    "confluent": ConfluentWay(),
-    "nats": NatsWay(),
-    "redis": RedisWay(),
+_WAYS: Final = {
+    "rabbit": (".rabbit", "RabbitWay"),
+    "kafka": (".kafka", "KafkaWay"),
+    "confluent": (".kafka", "ConfluentWay"),
+    "nats": (".nats", "NatsWay"),
+    "redis": (".redis", "RedisWay"),
 }
 
 
@@ -39,9 +37,16 @@ def broker_of_message(message: Any) -> BrokerWay:
 def _find(thing: Any, what: str) -> BrokerWay:
     for cls in type(thing).__mro__:
         package, _, rest = cls.__module__.partition(".")
-        if package == "faststream" and (found := BROKERS.get(rest.partition(".")[0])):
-            return found
+        if package == "faststream" and (found := _WAYS.get(rest.partition(".")[0])):
+            return _made(*found)
     raise ConfigError(
         f"DedupMiddleware guards {what} of RabbitMQ, Kafka, NATS and Redis, got {type(thing).__qualname__} of "
         f"{type(thing).__module__}"
     )
+
+
+@cache
+def _made(module: str, name: str) -> BrokerWay:
+    """Return a broker's rules. They are imported with its first subscriber: other clients may not be installed."""
+    way: BrokerWay = getattr(import_module(module, __name__), name)()
+    return way

@@ -8,8 +8,11 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
+from nats.errors import ConnectionClosedError
+
 from ....errors import ConfigError
 from ....messages.keys import place_in_stream
+from ...nats import check_size, is_too_large, redelivers_after
 from ..settings import GuardSettings
 from .base import BrokerWay, as_text, need_dead_letter, refuse_ack_first, refuse_batches, refuse_loop
 
@@ -69,8 +72,6 @@ class NatsWay(BrokerWay):
 
     def redelivers_after(self, subscriber: Any) -> tuple[float, str] | None:
         """Return JetStream's longest time until it delivers a message again."""
-        from ...nats import redelivers_after
-
         if not self.delivers_again(subscriber):
             return None
         waits, setting = redelivers_after(subscriber.config)
@@ -82,8 +83,6 @@ class NatsWay(BrokerWay):
         if not self.delivers_again(subscriber):
             yield
             return
-        from ...nats import redelivers_after
-
         pause = min(redelivers_after(subscriber.config)[0]) / 3
         # A task, not a task group, because a group would wrap the handler's errors.
         signs = asyncio.create_task(_signs_of_life(message, pause))
@@ -106,8 +105,6 @@ class NatsWay(BrokerWay):
 
         With its `Nats-Msg-Id` a stream that has the message would drop its dead letter as published twice.
         """
-        from ...nats import check_size
-
         texts = {name: text for name, text in as_text(headers).items() if not name.startswith("Nats-")}
         if (client := message.raw_message._client) is not None:  # a TestNatsBroker has none
             check_size(client, message.body, {**_ADDED, **texts})
@@ -118,14 +115,10 @@ class NatsWay(BrokerWay):
 
     def is_lost(self, error: Exception) -> bool:
         """True if the connection was closed for good."""
-        from nats.errors import ConnectionClosedError
-
         return isinstance(error, ConnectionClosedError)
 
     def is_too_large(self, error: Exception) -> bool:
         """True if the message is larger than the server, JetStream or its stream takes."""
-        from ...nats import is_too_large
-
         return is_too_large(error)
 
 
