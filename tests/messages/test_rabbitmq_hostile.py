@@ -81,6 +81,28 @@ async def test_a_call_that_a_closing_channel_rejects_is_a_lost_connection(late: 
         await reply(waited_for)
 
 
+async def test_a_connection_that_is_lost_as_a_retry_is_written_ends_no_consumer(
+    rabbitmq: RabbitServer, redis_url: str
+) -> None:
+    """Nothing is written from then on, so the copy's publication is rejected by the close."""
+    async with shop(rabbitmq, redis_url, robust=True) as orders:
+        unsent = asyncio.Queue[Any]()
+        underlay: Any = await orders.channel.get_underlay_channel()
+
+        def fail_first(message: Any) -> None:
+            if orders.runs["7"] == 1:
+                underlay.write_queue = unsent
+                fault(message)
+
+        orders.then = fail_first
+        await orders.publish("7")
+        async with orders.consuming() as consumer:
+            await wait_until(lambda: not unsent.empty(), description="the copy is under way")
+            await underlay.connection.close(None)
+            await wait_until(lambda: consumer.counts.first, description="it is done")
+            assert consumer.is_running
+
+
 async def test_another_error_stays_as_it_is() -> None:
     waited_for = asyncio.get_running_loop().create_future()
     waited_for.set_exception(Exception("the broker's own words"))

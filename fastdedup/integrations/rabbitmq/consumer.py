@@ -184,7 +184,7 @@ class Consumer(BrokerConsumer[AbstractIncomingMessage, Job]):
         if not isinstance(channel, AbstractRobustChannel):
             channel.close_callbacks.add(self._on_close)
         handout = Handout[Job]()
-        underlay = await channel.get_underlay_channel()
+        underlay = await reply(channel.get_underlay_channel())
         self._tag = await reply(self._queue.consume(self._taker(handout)))
         for _ in range(self._prefetch):
             self._start_beside(partial(self._serve, handout))

@@ -301,7 +301,7 @@ async def publish_copy(
         UnroutableError: no queue takes it.
         RefusedError: the queue is full.
         HeadersTooLargeError: nothing was published.
-        ChannelInvalidStateError: the channel was lost.
+        ChannelInvalidStateError, ConnectionError: the channel was lost.
     """
     place = f"{exchange!r} by {routing_key!r}" if exchange else f"the queue {routing_key!r}"
     unroutable = UnroutableError(f"no queue takes the messages for {place}: declare or bind it again")
@@ -310,13 +310,14 @@ async def publish_copy(
         raise HeadersTooLargeError(f"the headers of a message for {place} do not fit into a frame")
     try:
         async with _alone(message.channel, message.message_id):
-            answer = await message.channel.basic_publish(
+            publishing = message.channel.basic_publish(
                 message.body,
                 exchange=exchange,
                 routing_key=routing_key,
                 properties=properties,
                 mandatory=True,
             )
+            answer = await reply(publishing)
     except PublishError:  # a returned message, on a channel whose on_return_raises is true
         raise unroutable from None
     except ChannelNotFoundEntity as missing:
