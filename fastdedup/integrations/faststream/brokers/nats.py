@@ -11,12 +11,10 @@ from typing import Any, Final
 from nats.errors import ConnectionClosedError
 
 from ....errors import ConfigError
-from ....messages.keys import place_in_stream
-from ...nats import check_size, is_too_large, redelivers_after
+from ... import nats
 from ..settings import GuardSettings
 from .base import BrokerWay, as_text, need_dead_letter, refuse_ack_first, refuse_batches, refuse_loop
 
-_ID: Final = "Nats-Msg-Id"
 _ADDED: Final = {"content-type": "", "correlation_id": "0" * 36}
 """Headers that FastStream adds to a message without them."""
 
@@ -26,15 +24,14 @@ class NatsWay(BrokerWay):
 
     def message_id(self, raw: Any) -> str | None:
         """Return the header `Nats-Msg-Id`, by which JetStream itself drops duplicates."""
-        return (raw.headers or {}).get(_ID)
+        return nats.message_id(raw)
 
     def offset(self, raw: Any) -> str | None:
         """Return stream and sequence number, and the time: a stream that is made again begins at 1."""
         try:
-            about = raw.metadata
+            return nats.sequence(raw)
         except Exception:  # noqa: BLE001 -- nats-py has an error of its own, and others if it cannot read it
             return None
-        return place_in_stream(about.stream, about.sequence.stream, about.timestamp)
 
     def name_of(self, subscriber: Any) -> str:
         """Return the stream, the durable consumer or queue group, and the subjects."""
@@ -74,7 +71,7 @@ class NatsWay(BrokerWay):
         """Return JetStream's longest time until it delivers a message again."""
         if not self.delivers_again(subscriber):
             return None
-        waits, setting = redelivers_after(subscriber.config)
+        waits, setting = nats.redelivers_after(subscriber.config)
         return max(waits), setting
 
     @asynccontextmanager
@@ -83,7 +80,7 @@ class NatsWay(BrokerWay):
         if not self.delivers_again(subscriber):
             yield
             return
-        pause = min(redelivers_after(subscriber.config)[0]) / 3
+        pause = min(nats.redelivers_after(subscriber.config)[0]) / 3
         # A task, not a task group, because a group would wrap the handler's errors.
         signs = asyncio.create_task(_signs_of_life(message, pause))
         try:
@@ -107,7 +104,7 @@ class NatsWay(BrokerWay):
         """
         texts = {name: text for name, text in as_text(headers).items() if not name.startswith("Nats-")}
         if (client := message.raw_message._client) is not None:  # a TestNatsBroker has none
-            check_size(client, message.body, {**_ADDED, **texts})
+            nats.check_size(client, message.body, {**_ADDED, **texts})
         if self.delivers_again(subscriber):
             await subscriber.jetstream.publish(destination, message.body, headers=texts)
         else:
@@ -119,7 +116,7 @@ class NatsWay(BrokerWay):
 
     def is_too_large(self, error: Exception) -> bool:
         """True if the message is larger than the server, JetStream or its stream takes."""
-        return is_too_large(error)
+        return nats.is_too_large(error)
 
 
 async def _signs_of_life(message: Any, pause: float) -> None:
