@@ -105,9 +105,8 @@ class ClaimList(Together):
             counters.observe(self.gate.settings.namespace, "claim", outcome_of(fault), took)
         # Not awaited in the except clause, because mypyc's code crashes if it is cancelled there.
         self._done.cancel()  # no caller waits for the claims that are still under way
-        told = isinstance(
-            fault, ShortfallError
-        )  # else another process may have the key by the same name by then
+        # After any other error another process may have the key by the same name by then.
+        told = isinstance(fault, ShortfallError)
         await asyncio.shield(self.gate.connection.keep(self._give_back(claims, told=told)))
         try:
             raise fault
