@@ -41,6 +41,8 @@ class Deadline:
         self._excused_at = 0.0
         self.timer: asyncio.TimerHandle | None = None
         """None if no timer is set."""
+        self.missed = f"the store was busy for {timeout:g} s"
+        """The text of the error for an operation that was not sent in time."""
 
     def set(self) -> None:
         """Set the timer for the earliest deadline."""

@@ -28,7 +28,7 @@ from .named import NamedClaims
 from .operations import ClaimOp, Op, Reply, Verdict
 from .orphans import NoOrphans, OrphanKeeper, becomes_orphan, resent
 from .queue import MIN_BATCH, Batch, Batches, BatchObserver, Ended, OperationQueue
-from .replies import Redirect, StoreRefusal
+from .replies import Redirect, RefusedAlone, StoreRefusal
 from .store import BatchStore
 from .verbs import Verb
 
@@ -397,11 +397,15 @@ class Engine:
 
         If it has waited for half of the timeout, it is refused, because it would make its batch late.
         """
+        until = op.at + self._timeout / 2
+        if self._loop.time() >= until:
+            self._fail(op, RefusedAlone(self._deadline.missed), sent=False)
+            return
         self._pending += 1
         if (op.terms.shared or op.terms.remembered) and not op.named:
             self.leaders.setdefault(op.wire, op)
         self._queue.put_large(op)
-        self._deadline.bring_forward(op.at + self._timeout / 2)
+        self._deadline.bring_forward(until)
 
     def _send_on(self, op: Op, redirect: Redirect) -> None:
         """Let an operation leave for another part of the store; it has no effect here."""
@@ -478,22 +482,17 @@ class Engine:
             return  # in a forked child that runs on in its parent's loop
         for op, kind in self._queue.overdue(before - self._timeout, before - self._timeout / 2):
             self._pending -= 1
-            self._fail(op, kind(f"the store was busy for {self._timeout:g} s"), sent=False)
+            self._fail(op, kind(self._deadline.missed), sent=False)
         self._batches.give_up(before)
         self._flush()
 
     # The breaker: while it is open every operation is refused at once
 
     def _breaker_changed(self, reason: str, lasted: float) -> None:
-        closed = not reason
-        self._room = self._max_pending if closed and not self._closed else 0
-        if not closed:
-            self._refuse_waiting()
-        if self._on_breaker is not None:
-            self._on_breaker(reason, lasted)
-
-    def _refuse_waiting(self) -> None:
-        """Refuse the operations that waited for a batch when the breaker opened."""
-        for op, _ in self._queue.overdue(inf, inf):
+        self._room = 0 if reason or self._closed else self._max_pending
+        # When it opens, the operations that wait for a batch are refused.
+        for op, _ in self._queue.overdue(inf, inf) if reason else ():
             self._pending -= 1
             self._fail(op, self._health.error(), sent=False)
+        if self._on_breaker is not None:
+            self._on_breaker(reason, lasted)

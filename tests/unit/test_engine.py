@@ -14,6 +14,7 @@ from fastdedup.kernel.codes import Code
 from fastdedup.kernel.engine import Engine
 from fastdedup.kernel.operations import ClaimOp, Op, ReadOp, ReleaseOp, Reply, SettleOp, Verdict
 from fastdedup.kernel.owners import draw_owner
+from fastdedup.kernel.replies import RefusedAlone
 from fastdedup.kernel.terms import Mode, terms
 from fastdedup.kernel.verbs import Verb
 from fastdedup.stores.memory import MemoryStore
@@ -186,6 +187,23 @@ async def test_a_blocked_loop_takes_no_time_from_what_waits(blocked: float) -> N
     futures = [engine.claim(claim(str(number))) for number in range(10_000)]
     loop.block(blocked)
     await asyncio.gather(*futures)
+    await engine.drain()
+
+
+class Full(MemoryStore):
+    """Executes no claim: each batch has enough large results."""
+
+    async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
+        return [Code.AGAIN for _ in ops]
+
+
+async def test_claims_that_the_store_never_executes_end_in_time() -> None:
+    """Each answer put their deadline off, so their callers waited without end."""
+    engine = Engine(Full(), timeout=0.1)
+    async with asyncio.timeout(5):
+        calls = [engine.claim(claim("k")), engine.claim(claim("k")), engine.claim(claim("j"))]
+        replies = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(reply) for reply in replies] == [RefusedAlone] * 3
     await engine.drain()
 
 
