@@ -96,7 +96,7 @@ ENGINE = {
         ),
         Mutant(
             "Everything is refused although the breaker has closed.",
-            "self._max_pending if closed and not self._closed else 0",
+            "0 if reason or self._closed else self._max_pending",
             "0",
             "claim_and_complete",
         ),
