@@ -67,9 +67,10 @@ class Reconciler:
         self._done = done
         self._orphans = orphans
         # Mutable: the tasks of the lanes that have lines; how many more operations of a lane to send one by one; the
-        # counts since the last `Replayed` event.
+        # lanes for which a ledger's form was too old last; the counts since the last `Replayed` event.
         self._running: dict[bytes, LaneTask] = {}
         self._alone: dict[bytes, int] = {}
+        self._stale: set[bytes] = set()
         self._adopted = 0
         self._conflicts = 0
         self._is_puzzled = False
@@ -116,10 +117,12 @@ class Reconciler:
     async def _run(self, lane: bytes, is_back: asyncio.Event) -> None:
         pauses = 0
         while lane in self._lanes():
+            lines = self.policy.lines
             goes_on = await self._round(lane)
             self.wake()  # the keys of refused lines may have moved to another part, and the lines to its lane
-            if goes_on:
-                pauses = 0
+            # The form may be on a node with another clock: then it is always too old, and would be read without end.
+            if goes_on and lane not in self._stale:
+                pauses = 0 if self.policy.lines < lines else pauses
                 continue
             await rest(is_back, UNANSWERED.pause(pauses))
             pauses += 1
@@ -139,6 +142,7 @@ class Reconciler:
         others. Each that is refused too halves how many still are: a whole namespace may be refused.
         """
         alone = self._alone.pop(lane, 0)
+        self._stale.discard(lane)
         ops = self.policy.next_operations(1 if alone else _BATCH, lane)
         mistaken = False
         answered: set[Op] = set()
@@ -157,6 +161,8 @@ class Reconciler:
                         self._puzzled(error)
                     else:
                         answered.add(op)
+                        if reply is Code.STALE:
+                            self._stale.add(lane)
                 elif not isinstance(reply, UnavailableError):
                     self._puzzled(reply)
                     mistaken = True

@@ -10,6 +10,7 @@ import pytest
 
 from fastdedup import ConfigError, LocalLRU, Outcome, UnavailableError
 from fastdedup.events import Event, Replayed, Unreplayed
+from fastdedup.kernel.codes import Code
 from fastdedup.kernel.operations import Op, Reply
 from fastdedup.kernel.verbs import Verb
 from fastdedup.stores.memory import MemoryStore
@@ -31,9 +32,12 @@ class Way(Link):
         self.poison: Exception | None = None
         self.poisoned = b""
         self.answers_each = False
+        self.is_stale = False
 
     async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
         self.batches.append((verb, len(ops)))
+        if verb is Verb.FIRST and self.is_stale:
+            return [Code.STALE for _ in ops]
         if verb is Verb.ADOPT and self.poison is not None:
             if isinstance(self.poison, UnavailableError) or self.answers_each:
                 return [self._one(op) for op in ops]
@@ -201,6 +205,24 @@ async def test_records_that_are_refused_alone_cost_little(poisoned: bytes, left:
         assert len(gate.way.adoptions()) < 100
         gate.way.poison = None
         await wait_until(lambda: gate.policy.lines == 0, description="all records are home")
+
+
+@virtual
+async def test_a_form_that_is_too_old_at_once_is_read_after_pauses() -> None:
+    """The clocks of its node and the bucket's may differ by more than a form counts: it was read without end."""
+    async with Gate() as gate:
+        gate.way.down = True
+        ledger = gate.dedup.ledger("orders", window=3600, capacity=1000)
+        assert await ledger.first("1")
+        gate.way.down, gate.way.is_stale = False, True
+        await asyncio.sleep(1.0)
+        gate.way.batches.clear()
+        await asyncio.sleep(10.0)
+        assert 40 < len(gate.way.batches) < 100
+        gate.way.is_stale = False
+        await asyncio.sleep(1.0)
+        assert gate.policy.lines == 0
+        assert not await ledger.first("1")
 
 
 @virtual
