@@ -19,7 +19,8 @@ class BatchStore(Protocol):
     async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
         """Execute operations of one verb; the replies have the order of the operations.
 
-        It is cancelled at the engine's deadline; operations that were sent before it may have taken effect.
+        It is cancelled at the engine's deadline; operations that were sent before it may have taken effect. If
+        operations without a reply were sent, call `mark_resent` with them.
         """
         ...
 

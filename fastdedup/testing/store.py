@@ -9,7 +9,7 @@ from functools import partial
 
 from ..checks import named
 from ..errors import ConfigError, UnavailableError
-from ..kernel.operations import Op, Reply
+from ..kernel.operations import Op, Reply, mark_resent
 from ..kernel.verbs import Verb
 from ..stores.base import Page, Query
 from ..stores.memory import MemoryStore
@@ -97,11 +97,13 @@ class FakeStore:
             batch = FrozenBatch(verb, ops, asyncio.get_running_loop().create_future())
             if not is_another_thing_later(verb, ops):
                 self._frozen.append(batch)
+            mark_resent(ops)
             return await batch.waits
         if self.outage.hits("refused"):
             raise refused()
         replies = self.apply(verb, ops)
         if self.outage.hits("lost_reply"):
+            mark_resent(ops)
             raise reply_lost()
         return replies
 

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from fastdedup import ClaimLostError, ConfigError, Dedup, UnavailableError, UsageError
 from fastdedup.events import Event, LeaseLost
 from fastdedup.integrations.prometheus import watch
-from fastdedup.kernel.operations import Op, Reply
+from fastdedup.kernel.operations import ForgetOp, Op, Reply
 from fastdedup.kernel.verbs import Verb
 from fastdedup.stores.memory import MemoryStore
 from fastdedup.testing import FakeStore, fake_sync_dedup
@@ -113,6 +113,18 @@ async def test_a_settling_that_was_recorded_is_not_lost(
         claim = await dedup.claim("k", lease=60)
         await loses_the_reply(dedup, proxy, other, getattr(claim, how)("done", ttl=0.01))
         assert not claim.lost
+
+
+async def test_a_store_for_tests_tells_of_an_outcome_that_is_lost_like_redis() -> None:
+    """It said that another owner may have the key, although only its reply was lost, and the key was forgotten."""
+    store = FakeStore()
+    async with Dedup(store) as dedup:
+        claim = await dedup.claim("k", lease=60)
+        forget = ForgetOp(claim.settlement.op.wire)
+        store.outage.on_stop.append(lambda: store.apply(Verb.FORGET, [forget]))
+        store.outage.start("lost_reply", times=1)
+        with pytest.raises(UnavailableError, match="the store answers again without the record"):
+            await claim.complete("done")
 
 
 async def test_a_result_that_comes_too_late_for_another_call_of_the_owner_is_no_lost_data(
