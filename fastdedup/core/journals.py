@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from ..fallback.base import JournalledPolicy
 from ..fallback.reconcile import Reconciler
+
+_POLICIES: Final = 64
+"""The number of policies that are kept, before those without records for the store are dropped."""
 
 
 class Journals:
@@ -17,12 +21,18 @@ class Journals:
 
     def __init__(self, make: Callable[[JournalledPolicy], Reconciler]) -> None:
         self._make = make
-        # Mutable: for each policy, the namespace of its journal in figures, and its reconciler.
+        # Mutable: for each policy, the namespace of its journal in figures, and its reconciler; the number of
+        # policies at which those without records are dropped.
         self._found: dict[int, tuple[str, Reconciler]] = {}
+        self._tidy_at = _POLICIES
 
     def add(self, policy: JournalledPolicy, namespace: str) -> Reconciler:
         """Add a policy that has answered; return the reconciler of its journal, which the caller must wake."""
         found = self._found.get(id(policy))
+        if found is None and len(self._found) >= self._tidy_at:
+            # A program may make a scope with a policy for each of its many tenants.
+            self._found = {key: each for key, each in self._found.items() if each[1].has_work}
+            self._tidy_at = max(_POLICIES, 2 * len(self._found))
         name, reconciler = ("", self._make(policy)) if found is None else found
         self._found[id(policy)] = name or namespace, reconciler
         return reconciler

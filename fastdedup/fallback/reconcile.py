@@ -75,6 +75,11 @@ class Reconciler:
         self._conflicts = 0
         self._is_puzzled = False
 
+    @property
+    def has_work(self) -> bool:
+        """True while the store lacks records of the policy, or a lane has a task."""
+        return bool(self.policy.lines or self._running)
+
     def wake(self) -> None:
         """Begin to empty each lane that has lines."""
         for lane in self._lanes():

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 from collections.abc import Callable, Coroutine
+from weakref import WeakSet
 
 import pytest
 
 from fastdedup import Dedup, LocalLRU, Outcome, Reject, UsageError
 from fastdedup import sync as synchronous
 from fastdedup.events import Unreplayed
+from fastdedup.testing import FakeStore
 
 from ..heard import HeardGate
 from ..programs import until
@@ -169,3 +172,20 @@ async def test_the_last_gate_reports_what_the_store_never_got(own_redis: RedisSe
     async with last, first:
         await (await first.dedup.claim("k")).complete("done")
     assert (len(first.of(Unreplayed)), len(last.of(Unreplayed))) == (0, 1)
+
+
+async def test_policies_of_scopes_that_are_gone_are_dropped() -> None:
+    """A connection kept the policy of each tenant that was ever served in an outage, with all its records."""
+    store, policies = FakeStore(), WeakSet[LocalLRU]()
+    async with HeardGate(store) as gate:
+
+        async def outage(tenant: int) -> None:
+            policies.add(policy := LocalLRU())
+            with store.outage("refused"):
+                await gate.dedup.scoped(f"t{tenant}", on_unavailable=policy).claim("k")
+            await wait_until(lambda: not policy.lines, description="the store has the record")
+
+        for tenant in range(200):
+            await outage(tenant)
+        gc.collect()
+        assert 0 < len(policies) < 100
