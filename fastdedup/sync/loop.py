@@ -20,7 +20,7 @@ from .. import forking
 from ..errors import UnavailableError, UsageError
 from ..tasks import running_loop
 from .native import Thread, patched, start_thread
-from .work import AwaitedWork, GreenletWork, LoopWork, Work
+from .work import Wait, Work, awaiting, blocked_greenlet, blocked_thread
 
 T = TypeVar("T")
 
@@ -48,7 +48,7 @@ class LoopThread:
         """The event loop that runs in the thread."""
         # Mutable: the calls to begin; whether the loop was woken for them; whether it must end; what to close then,
         # held weakly, so that a `Dedup` without users is collected, and then closed like in any other event loop.
-        self._inbox: deque[LoopWork[Any]] = deque()
+        self._inbox: deque[Work[Any]] = deque()
         self._told = False
         self._ending = False
         self._to_close: WeakSet[Closable] = WeakSet()
@@ -97,11 +97,11 @@ class LoopThread:
             UsageError: called in the background thread itself, by a callback.
         """
         self._check_caller()
-        kind = GreenletWork if patched() else Work
-        work = kind(make, discard, settles=settles)
+        wait, tell = blocked_greenlet() if patched() else blocked_thread()
+        work = Work(make, discard, tell, settles=settles)
         try:
             self._post(work)
-            self._wait(work, seconds + GRACE)
+            self._wait(wait, seconds + GRACE)
         except BaseException:
             self._leave(work, settles=settles)
             raise
@@ -122,11 +122,12 @@ class LoopThread:
     ) -> T:
         """Do the same as `run`, awaited in an event loop. A cancellation here is like an interrupt there."""
         self._check_caller()
-        work = AwaitedWork(make, discard, settles=settles)
+        wait, tell = awaiting()
+        work = Work(make, discard, tell, settles=settles)
         ends = time.monotonic() + seconds + GRACE
         try:
             self._post(work)
-            while not await work.arrive(min(_LOOK, max(ends - time.monotonic(), 0.0))):
+            while not await wait(min(_LOOK, max(ends - time.monotonic(), 0.0))):
                 self._check_hope(ends, seconds + GRACE)
         except BaseException:
             self._leave(work, settles=settles)
@@ -140,7 +141,7 @@ class LoopThread:
 
     def post(self, make: Callable[[], Awaitable[object]]) -> None:
         """Run `await make()` in the loop, and do not wait for it."""
-        self._post(Work(make, None, settles=True))
+        self._post(Work(make, None, lambda: None, settles=True))
 
     def tell(self, callback: Callable[[], object]) -> None:
         """Call a function in the thread soon, and do not wait for that. It must not raise."""
@@ -158,17 +159,17 @@ class LoopThread:
         if not self.alive:
             return
         with contextlib.suppress(Exception):
-            closing = Work(self._close_all, None)
-            self._post(closing)
-            closing.wait(_GOODBYE)
+            wait, tell = blocked_thread()
+            self._post(Work(self._close_all, None, tell))
+            wait(_GOODBYE)
         self._ending = True
         self.tell(self.loop.stop)
         if self._thread is not None:
             self._thread.join(_GOODBYE)
 
-    def _wait(self, work: Work[Any] | GreenletWork[Any], seconds: float) -> None:
+    def _wait(self, wait: Wait, seconds: float) -> None:
         ends = time.monotonic() + seconds
-        while not work.wait(min(_LOOK, max(ends - time.monotonic(), 0.0))):
+        while not wait(min(_LOOK, max(ends - time.monotonic(), 0.0))):
             self._check_hope(ends, seconds)
 
     def _check_caller(self) -> None:
@@ -189,13 +190,13 @@ class LoopThread:
             )
         self.tell(self._begin)  # the call that should wake it may have been interrupted
 
-    def _post(self, work: LoopWork[Any]) -> None:
+    def _post(self, work: Work[Any]) -> None:
         self._inbox.append(work)
         if not self._told:
             self._told = True  # before the wake-up: the loop sees a second writer's work too
             self.tell(self._begin)
 
-    def _leave(self, work: LoopWork[Any], *, settles: bool) -> None:
+    def _leave(self, work: Work[Any], *, settles: bool) -> None:
         """Give up a call, because its caller no longer waits for it."""
         if settles:
             self._inbox.append(work)  # the interrupt may have come before it was there; it begins only once

@@ -1,10 +1,9 @@
-"""A call on its way to the background loop and back, for each way in which a caller waits."""
+"""A call on its way to the background loop and back, and the ways in which a caller waits for it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from contextvars import copy_context
 from typing import Generic, TypeVar
@@ -13,24 +12,45 @@ from ..errors import UnavailableError
 from .native import new_lock
 
 T = TypeVar("T")
+Wait = Callable[[float], bool]
+"""Waits for the answer for some seconds; returns False if it does not come."""
+Tell = Callable[[], object]
+"""Wakes the caller, in the loop's thread, because the answer is there."""
 
 
-class LoopWork(ABC, Generic[T]):
+class Work(Generic[T]):
     """A call on its way to the loop and back. It runs in the caller's context, so that its spans are in that trace.
 
     Args:
         make: called in the loop's thread; its result is awaited.
         discard: called there with the result, if the caller no longer waits.
+        tell: see `Tell`.
         settles: it is begun in any case, and only then cancelled if the caller no longer waits.
     """
 
-    __slots__ = ("_context", "_discard", "_given_up", "_make", "_settles", "_task", "error", "result")
+    __slots__ = (
+        "_context",
+        "_discard",
+        "_given_up",
+        "_make",
+        "_settles",
+        "_task",
+        "_tell",
+        "error",
+        "result",
+    )
 
     def __init__(
-        self, make: Callable[[], Awaitable[T]], discard: Callable[[T], None] | None, *, settles: bool = False
+        self,
+        make: Callable[[], Awaitable[T]],
+        discard: Callable[[T], None] | None,
+        tell: Tell,
+        *,
+        settles: bool = False,
     ) -> None:
         self._make = make
         self._discard = discard
+        self._tell = tell
         self._settles = settles
         self._context = copy_context()
         # Mutable, by the loop's thread only; the caller reads the result after its wake-up.
@@ -38,11 +58,6 @@ class LoopWork(ABC, Generic[T]):
         self._given_up = False
         self.result: T
         self.error: BaseException | None = None
-        self._prepare()
-
-    @abstractmethod
-    def _prepare(self) -> None:
-        """Make what the caller waits for."""
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Begin, in the loop's thread, unless it has begun or need not."""
@@ -79,66 +94,41 @@ class LoopWork(ABC, Generic[T]):
             self._discard(self.result)
         self._tell()
 
-    @abstractmethod
-    def _tell(self) -> None:
-        """Wake the caller, in the loop's thread, because the answer is there."""
+
+def blocked_thread() -> tuple[Wait, Tell]:
+    """Return the ways to wait and to tell for a caller that blocks its thread. Signals interrupt the waiting."""
+    answered = new_lock()
+    answered.acquire()
+    return lambda seconds: bool(answered.acquire(timeout=seconds)), answered.release
 
 
-class Work(LoopWork[T]):
-    """A call whose caller blocks its thread."""
+def blocked_greenlet() -> tuple[Wait, Tell]:
+    """Return these for a greenlet: the others of its thread run while it waits. Killing it ends the waiting."""
+    from gevent import get_hub
+    from gevent.event import Event
 
-    __slots__ = ("_answered",)
+    hub, arrived = get_hub(), Event()
 
-    def _prepare(self) -> None:
-        self._answered = new_lock()
-        self._answered.acquire()
+    def tell() -> None:
+        loop = hub.loop
+        if loop is not None:  # else the caller's thread has ended: no caller waits
+            loop.run_callback_threadsafe(arrived.set)
 
-    def wait(self, seconds: float) -> bool:
-        """Wait for the answer; return False if it does not come within `seconds`. Signals interrupt it."""
-        return bool(self._answered.acquire(timeout=seconds))
-
-    def _tell(self) -> None:
-        self._answered.release()
+    return lambda seconds: bool(arrived.wait(seconds)), tell
 
 
-class AwaitedWork(LoopWork[T]):
-    """A call whose caller awaits it in another event loop, which must not block."""
+def awaiting() -> tuple[Callable[[float], Awaitable[bool]], Tell]:
+    """Return these for a caller in another event loop, which must not block: it awaits the waiting."""
+    caller, arrived = asyncio.get_running_loop(), asyncio.Event()
 
-    __slots__ = ("_arrived", "_caller")
-
-    def _prepare(self) -> None:
-        self._caller = asyncio.get_running_loop()
-        self._arrived = asyncio.Event()
-
-    async def arrive(self, seconds: float) -> bool:
-        """Wait for the answer; return False if it does not come within `seconds`."""
+    async def wait(seconds: float) -> bool:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._arrived.wait()
-        return self._arrived.is_set()
+                await arrived.wait()
+        return arrived.is_set()
 
-    def _tell(self) -> None:
+    def tell() -> None:
         with contextlib.suppress(RuntimeError):  # the caller's loop is closed: no caller waits
-            self._caller.call_soon_threadsafe(self._arrived.set)
+            caller.call_soon_threadsafe(arrived.set)
 
-
-class GreenletWork(LoopWork[T]):
-    """A call whose caller is a greenlet: the other greenlets of its thread run while it waits."""
-
-    __slots__ = ("_arrived", "_hub")
-
-    def _prepare(self) -> None:
-        from gevent import get_hub
-        from gevent.event import Event
-
-        self._hub = get_hub()
-        self._arrived = Event()
-
-    def wait(self, seconds: float) -> bool:
-        """Wait for the answer; return False if it does not come within `seconds`. Killing the greenlet ends it."""
-        return bool(self._arrived.wait(seconds))
-
-    def _tell(self) -> None:
-        loop = self._hub.loop
-        if loop is not None:  # else the caller's thread has ended: no caller waits
-            loop.run_callback_threadsafe(self._arrived.set)
+    return wait, tell

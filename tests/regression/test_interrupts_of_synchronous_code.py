@@ -23,7 +23,7 @@ import pytest
 from fastdedup import Outcome, Resolution, State, Takeover
 from fastdedup.downstream import claimed_work, present_work
 from fastdedup.kernel import owners
-from fastdedup.sync import Claim, Dedup, loop, work
+from fastdedup.sync import Claim, Dedup, loop
 
 from ..fixtures import fixture_with
 from ..integrations.shops import until
@@ -238,7 +238,7 @@ def raise_time_limit(*arguments: Any, **options: Any) -> Any:
         "fastdedup.sync.background.BackgroundDedup.run",
         "fastdedup.sync.loop.LoopThread.run",
         "fastdedup.sync.loop.LoopThread._check_caller",
-        "fastdedup.sync.work.LoopWork.__init__",
+        "fastdedup.sync.work.Work.__init__",
     ],
 )
 @pytest.mark.parametrize("how", ["complete", "leave", "lock"])
@@ -294,13 +294,13 @@ def test_a_thread_that_python_takes_for_dead_is_used(gate: Dedup, monkeypatch: p
 
 @pytest.mark.usefixtures("interrupts")
 def test_a_token_whose_use_nobody_heard_of_is_unused(gate: Dedup, monkeypatch: pytest.MonkeyPatch) -> None:
-    token, tell = gate.tokens.issue(), work.Work._tell
+    token, blocked_thread = gate.tokens.issue(), loop.blocked_thread
 
-    def tell_late(answered: work.Work[Any]) -> None:
-        monkeypatch.setattr(work.Work, "_tell", tell)
-        os.kill(os.getpid(), signal.SIGALRM)  # as the answer comes
+    def interrupted() -> Any:
+        monkeypatch.setattr(loop, "blocked_thread", blocked_thread)
+        return blocked_thread()[0], lambda: os.kill(os.getpid(), signal.SIGALRM)  # as the answer comes
 
-    monkeypatch.setattr(work.Work, "_tell", tell_late)
+    monkeypatch.setattr(loop, "blocked_thread", interrupted)
     with pytest.raises(TimeLimit):
         gate.tokens.consume(token)
     until(lambda: gate.tokens.consume(token) is Outcome.ACQUIRED, description="it is taken back")

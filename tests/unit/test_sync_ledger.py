@@ -71,8 +71,8 @@ async def test_an_answer_too_late_for_its_caller_is_taken_back(
     ledger = made(dedup, "late")
     ledger.seen("ledger is founded")
 
-    def interrupted(thread: background.LoopThread, work: Any, seconds: float) -> None:
-        assert work.wait(5)
+    def interrupted(thread: background.LoopThread, wait: Any, seconds: float) -> None:
+        assert wait(5)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
@@ -99,8 +99,8 @@ async def test_a_call_is_taken_back_by_the_form_that_it_was_sent_by(
     ledger.seen("ledger is founded")
     monkeypatch.setattr(PACE, "announce_ms", 0)
 
-    def interrupted(thread: background.LoopThread, work: Any, seconds: float) -> None:
-        assert work.wait(5)
+    def interrupted(thread: background.LoopThread, wait: Any, seconds: float) -> None:
+        assert wait(5)
         patched.undo()
         changes(ledger)
         raise KeyboardInterrupt
