@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from inspect import Parameter, Signature
 from typing import Any, Final, NamedTuple
 
-from .checks import shown, with_article
+from .checks import shown, signature_of, with_article
 from .errors import ConfigError, InvalidKeyError
 from .keys import Fingerprint, key_part
 from .keys import fingerprint as mark_of
@@ -106,7 +106,7 @@ class ArgumentsRule:
             self._function.bind(*args, **kwargs)
         except TypeError as error:
             raise TypeError(f"{self._label} was called with wrong arguments: {error}") from None
-        taken = None if self._wanted is not None else _signature_of(self._rule)
+        taken = None if self._wanted is not None else signature_of(self._rule)
         if taken is None:
             return
         try:
@@ -158,18 +158,9 @@ def _label_of(function: Callable[..., Any]) -> str:
     return str(getattr(function, "__qualname__", type(function).__name__))
 
 
-def _signature_of(function: Callable[..., Any]) -> Signature | None:
-    """Return how a function may be called; None if it does not show that, like a function of C."""
-    try:
-        # Not the parameters of the function that a decorator wraps: it may be called with other arguments.
-        return inspect.signature(function, follow_wrapped=False)
-    except Exception:  # noqa: BLE001 -- Python 3.14 also evaluates annotations, which may name what is not known here
-        return None
-
-
 def _named_parameters(rule: Callable[..., Any], function: Signature) -> list[Parameter] | None:
     """Return the parameters that a rule takes by their names; None if it is called in the function's own way."""
-    signature = _signature_of(rule)
+    signature = signature_of(rule)
     if signature is None:
         return None
     wanted = list(signature.parameters.values())
@@ -182,7 +173,7 @@ def _named_parameters(rule: Callable[..., Any], function: Signature) -> list[Par
 
 def _check_place(rule: Callable[..., Any], taken: Signature, what: str, label: str) -> None:
     """Check that a rule can be called with the same arguments as a function; a builtin passes."""
-    wanted = _signature_of(rule)
+    wanted = signature_of(rule)
     if wanted is None:
         return
     most = max(len(taken.parameters), len(wanted.parameters))
@@ -257,7 +248,7 @@ class CallRules:
         Raises:
             ConfigError: a rule is not a function, is async, or takes an argument that the function does not have.
         """
-        signature = _signature_of(function) or _UNKNOWN  # the rules of a function of C get what it gets
+        signature = signature_of(function) or _UNKNOWN  # the rules of a function of C get what it gets
         label = _label_of(function)
         key_of = ArgumentsRule(self.key, signature, label=label, by_place=True).__call__
         value_of: ArgumentsRule | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -97,11 +98,19 @@ def call_text(function: Any) -> str:
     return f"{label}({', '.join(inspect.signature(function, follow_wrapped=False).parameters)})"
 
 
+def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
+    """Return how a function may be called; None if it does not show that, like a function of C."""
+    try:
+        # Not the parameters of the function that a decorator wraps: it may be called with other arguments.
+        return inspect.signature(function, follow_wrapped=False)
+    except Exception:  # noqa: BLE001 -- Python 3.14 also evaluates annotations, which may name what is not known here
+        return None
+
+
 def takes(function: Any, count: int) -> bool:
     """Return whether a function can be called with this number of arguments; True if it shows no signature."""
-    try:
-        signature = inspect.signature(function, follow_wrapped=False)
-    except Exception:  # noqa: BLE001 -- Python 3.14 also evaluates annotations, which may name what is not known here
+    signature = signature_of(function)
+    if signature is None:
         return True
     try:
         signature.bind(*[None] * count)

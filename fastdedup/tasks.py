@@ -97,7 +97,7 @@ class Crowd:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
         self._futures[future] = None
-        alarm = None if seconds is None else loop.call_later(seconds, _wake, future)
+        alarm = None if seconds is None else loop.call_later(seconds, wake, future)
         try:
             await future
         finally:
@@ -108,12 +108,15 @@ class Crowd:
     def wake(self) -> None:
         """Wake all callers that wait now."""
         for future in self._futures:
-            _wake(future)
+            wake(future)
 
 
-def _wake(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
+def wake(future: asyncio.Future[None]) -> bool:
+    """Wake the caller that waits for this future; False if that was done already."""
+    if future.done():
+        return False
+    future.set_result(None)
+    return True
 
 
 async def wait_then_stop(tasks: Collection[asyncio.Task[Any]], return_when: str) -> set[asyncio.Task[Any]]:

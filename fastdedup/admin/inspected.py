@@ -50,11 +50,8 @@ class Inspected:
         characters.
         """
         why = check_reason(reason)
-        heard = partial(self._tell_forgotten, kind, why)
+        heard = partial(tell_forgotten, self._gate, kind, reason=why)
         return await inspection.forget(self._gate, key, kind, digest=digest, reason=why, heard=heard)
-
-    def _tell_forgotten(self, kind: RecordKind, reason: str, key: str, found: bool | None) -> None:
-        tell_forgotten(self._gate, kind, key, found, reason)
 
     async def records(
         self,

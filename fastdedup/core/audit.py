@@ -28,16 +28,14 @@ def check_reason(reason: Any) -> str:
     return reason
 
 
-def tell_forgotten(gate: Gate, kind: str, key: str, found: bool | None, reason: str | None) -> None:
-    """Report that a record, or an id of a ledger, was forgotten."""
-    name = gate.settings.namespace
-    gate.connection.report(KeyForgotten(name, kind, key, found, caller_name(), check_reason(reason)))
+def tell_forgotten(gate: Gate, kind: str, key: str, found: bool | None, reason: str) -> None:
+    """Report that a record, or an id of a ledger, was forgotten. `reason`: from `check_reason`."""
+    gate.connection.report(KeyForgotten(gate.settings.namespace, kind, key, found, caller_name(), reason))
 
 
-def tell_listed(gate: Gate, prefix: str, found: int, reason: str | None) -> None:
-    """Report that records were listed."""
-    name = gate.settings.namespace
-    gate.connection.report(RecordsListed(name, prefix, found, caller_name(), check_reason(reason)))
+def tell_listed(gate: Gate, prefix: str, found: int, reason: str) -> None:
+    """Report that records were listed. `reason`: from `check_reason`."""
+    gate.connection.report(RecordsListed(gate.settings.namespace, prefix, found, caller_name(), reason))
 
 
 def caller_name() -> str:

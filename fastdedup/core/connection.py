@@ -441,16 +441,6 @@ class Connection:
         elif self._settles_afterwards:
             self._afterwards.submit(ReleaseOp(op.wire, op.owner, fence))
 
-    # Waiting for keys
-
-    async def listens(self) -> bool:
-        """Listen for freed keys from now on; return False if the store cannot report them at present."""
-        return await self.wakeups.listen(self.store)
-
-    async def overhear(self, on_freed: Callable[[bytes | None], None]) -> Callable[[], None]:
-        """Call `on_freed` for each message that wakes a waiter; see `Wakeups.overhear`."""
-        return await self.wakeups.overhear(self.store, on_freed)
-
     # After closing
 
     @property

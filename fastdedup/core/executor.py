@@ -215,14 +215,19 @@ class Executor:
             again = op.copy()
             verdict = await look(again)
             if verdict.outcome == "acquired":
-                was_orphan = self.connection.orphans.leave_to_owner(again)  # an earlier look may be one
-                if hasattr(again, "at"):
-                    op.at = again.at
-                if op.named and hasattr(again, "future"):
-                    op.future = again.future  # by which the engine knows whether the caller learned of it
-                if was_orphan or hasattr(again, "resent"):
-                    op.resent = True
+                self.took(op, again)
         return verdict
+
+    def took(self, call: ClaimOp, look: ClaimOp) -> None:
+        """Let a call know what one of its looks knows, which has acquired the key."""
+        # An earlier look may be an orphan that has acquired it.
+        was_orphan = self.connection.orphans.leave_to_owner(look)
+        if hasattr(look, "at"):
+            call.at = look.at
+        if look.named and hasattr(look, "future"):
+            call.future = look.future  # by which the engine knows whether the caller learned of it
+        if was_orphan or hasattr(look, "resent"):
+            call.resent = True
 
     async def _used(self, op: ClaimOp) -> Verdict:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, cast
 
 from .. import codec
 from ..checks import Seconds, milliseconds
@@ -27,6 +27,7 @@ from ..kernel.records import Stored
 from ..kernel.verbs import Effect
 from ..model import Outcome
 from .gate import Gate
+from .renewal import Renewal
 
 _ACQUIRED: Final = Outcome.ACQUIRED  # naming an enum's member through its class costs 50 ns on Python 3.11
 _RECORDED: Final = {"S": "completed", "F": "failed", "R": "released"}
@@ -50,16 +51,6 @@ class Life(StrEnum):
     """Another owner has the key, or the lease has ended."""
     ABANDONED = "abandoned"
     """It was left to its lease, and will not be settled."""
-
-
-class LeaseRenewal(Protocol):
-    """The part of a renewal that a claim uses."""
-
-    def stop(self) -> None:
-        """Renew no more."""
-
-    def begin_anew(self, began: float) -> None:
-        """Count the lease from `began`, in the loop's time."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -126,7 +117,7 @@ class HeldClaim:
         self.verdict = verdict
         self.settled: str | None = None
         self.lost = False
-        self.renewal: LeaseRenewal | None = None
+        self.renewal: Renewal | None = None
         self.settling = False
         self.under_way = False
 

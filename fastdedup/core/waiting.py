@@ -99,7 +99,7 @@ async def _wait(gate: Gate, call: ClaimOp, gives_up: float, found: Verdict) -> V
         while True:
             with connection.wakeups.watch(call.wire, in_line=is_lock) as freed:
                 # Inside the watch: if the subscription is lost later, that wakes this waiter.
-                hears = not verdict.degraded and await connection.listens()
+                hears = not verdict.degraded and await connection.wakeups.listen(connection.store)
                 verdict = await look(gate, call, patient, gives_up, verdict)
                 left = gives_up - loop.time()
                 if verdict.outcome is not Outcome.IN_PROGRESS or left <= 0:
@@ -198,11 +198,6 @@ async def claim_once(gate: Gate, call: ClaimOp, terms: Terms) -> Verdict:
         verdict = await gate.claim(op)
     if terms.redeems and verdict.outcome is Outcome.SUCCEEDED:
         verdict = await gate.until_use_stays(op, verdict)
-        call.at = op.at if hasattr(op, "at") else call.at
     if verdict.outcome is Outcome.ACQUIRED:
-        was_orphan = gate.connection.orphans.leave_to_owner(op)  # an earlier look, which may have acquired it
-        if was_orphan or hasattr(op, "resent"):
-            call.resent = True
-        if op.named and hasattr(op, "future"):
-            call.future = op.future  # by which the engine knows whether the caller learned of it
+        gate.took(call, op)
     return verdict

@@ -11,7 +11,7 @@ from itertools import chain
 
 from ..errors import UnavailableError
 from ..stores.base import Store
-from ..tasks import Crowd
+from ..tasks import Crowd, wake
 from .common import Common
 from .incidents import log
 
@@ -116,7 +116,7 @@ class Wakeups:
         line = self._lines.get(wire)
         while line:
             future, _ = line.popitem(last=False)
-            if _wake(future):
+            if wake(future):
                 return
 
     def close(self) -> None:
@@ -130,10 +130,10 @@ class Wakeups:
         """Wake the waiters for this key; None: all waiters, because messages may have been lost."""
         if wire is None:
             for future in (*self._freed.values(), *chain.from_iterable(self._lines.values())):
-                _wake(future)
+                wake(future)
         else:
             if wire in self._freed:
-                _wake(self._freed[wire])
+                wake(self._freed[wire])
             self.wake_next(wire)
         for on_freed in tuple(self.overheard_by):
             try:
@@ -141,14 +141,6 @@ class Wakeups:
             except Exception as fault:  # noqa: BLE001 -- the others must be called too
                 about = "fastdedup: a client's callback for a freed key has raised an error"
                 asyncio.get_running_loop().call_exception_handler({"message": about, "exception": fault})
-
-
-def _wake(future: asyncio.Future[None]) -> bool:
-    """Wake who waits for this future; False if that was done already."""
-    if future.done():
-        return False
-    future.set_result(None)
-    return True
 
 
 # Waiting until a part of the store answers again, or until a given time is over

@@ -86,9 +86,15 @@ CLAIMS = {
     "fastdedup/core/executor.py": [
         Mutant(
             "A redeemed token is not watched, although a copy of an earlier look may come late.",
-            'if was_orphan or hasattr(again, "resent"):',
-            'if hasattr(again, "resent"):',
+            'if was_orphan or hasattr(look, "resent"):',
+            'if hasattr(look, "resent"):',
             "redeem_what_is_consumed",
+        ),
+        Mutant(
+            "A waiter's claim is taken back although its next look has got it.",
+            "was_orphan = self.connection.orphans.leave_to_owner(look)",
+            "was_orphan = False",
+            "lock",
         ),
         Mutant(
             "A use of a token is told as a duplicate although it may still be taken back.",
@@ -115,12 +121,6 @@ CLAIMS = {
             "    return await look_again(gate, call, terms, gives_up, refusal)",
             "    raise refusal",
             "wait",
-        ),
-        Mutant(
-            "A waiter's claim is taken back although its next look has got it.",
-            "was_orphan = gate.connection.orphans.leave_to_owner(op)",
-            "was_orphan = False",
-            "lock",
         ),
         Mutant(
             "A claim that the store answers does not wake the others that it refused.",

@@ -403,7 +403,8 @@ def listen(connection: RespConnection, command: list[bytes]) -> ReplyPlace:
     async def work() -> Result:
         ear = Ear(connection, connection.namespaces.access.namespaces)
         try:
-            end = await connection.namespaces.root.gate.connection.overhear(ear.hear)
+            own = connection.namespaces.root.gate.connection
+            end = await own.wakeups.overhear(own.store, ear.hear)
         except UnavailableError as fault:
             text = f"{round(fault.retry_after * 1000)} {_DEAF}"
             return error("UNAVAILABLE", text), "ok", ()  # the store may well answer
