@@ -172,12 +172,7 @@ async def _other_fingerprints_are_a_mismatch(trial: Trial) -> None:
     for state in ("in progress", "ended", "succeeded", "failed"):
         key = trial.key()
         claim = await trial.dedup.claim(key, fingerprint="a", lease=LEASE if state == "ended" else None)
-        if state == "succeeded":
-            await claim.complete()
-        elif state == "failed":
-            await claim.fail()
-        elif state == "ended":
-            await trial.lease_ended(key)
+        await trial.end(claim, key, state)
         other = (await trial.dedup.claim(key, fingerprint="b")).outcome
         expect(other is Outcome.MISMATCH, f"{state}: a claim with another fingerprint got {other.value}")
 
@@ -222,17 +217,9 @@ async def _a_use_is_answered(trial: Trial, state: str, owner: str, mode: str, du
     """Use a token whose record by the owner "desk" is in a state, and compare the answer with what is due."""
     token, tokens = await trial.token("user"), trial.dedup.tokens
     claim = await tokens.redeem(token, "user", owner="desk", lease=LEASE if state == "ended" else None)
-    match state:
-        case "succeeded without a result":
-            await tokens.consume(token, "user", owner="desk")
-        case "succeeded with a result":
-            await claim.complete(1)
-        case "failed":
-            await claim.fail("no")
-        case "released":
-            await claim.release()
-        case "ended":
-            await trial.lease_ended(token, "token")
+    if state == "succeeded without a result":
+        await tokens.consume(token, "user", owner="desk")
+    await trial.end(claim, token, state.removesuffix(" with a result"), 1, "token")
     if mode == "redeem":
         found = (await tokens.redeem(token, "user", owner=owner, lease=KEEP)).outcome
     else:
@@ -345,15 +332,7 @@ async def _a_record_that_outranks_stays(trial: Trial) -> None:
     ):
         key = trial.key()
         claim = await trial.dedup.claim(key, owner="theirs", lease=LEASE if theirs == "ended" else None)
-        match theirs:
-            case "succeeded":
-                await claim.complete("theirs")
-            case "failed":
-                await claim.fail("theirs")
-            case "released":
-                await claim.release()
-            case "ended":
-                await trial.lease_ended(key)
+        await trial.end(claim, key, theirs, "theirs")
         wire, _ = claim.settlement.held_key
         record = _elsewhere("ours", claim.fence + 1, b'"ours"' if ours == "S" else b"", ours)
         reply = await trial.dedup.gate.run(AdoptOp(wire, record, None))

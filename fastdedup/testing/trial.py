@@ -102,6 +102,20 @@ class Trial:
 
         await self.until(ended, f"a lease of {LEASE:g} s had not ended")
 
+    async def end(
+        self, claim: Claim, key: str, state: str, result: Any = None, kind: RecordKind = "claim"
+    ) -> None:
+        """Bring a claim to a state: succeeded, failed, released, ended (its lease); any other leaves it at work."""
+        match state:
+            case "succeeded":
+                await claim.complete(result)
+            case "failed":
+                await claim.fail(result)
+            case "released":
+                await claim.release()
+            case "ended":
+                await self.lease_ended(key, kind)
+
     async def taken_over(self, key: str, lease: float | None = None) -> Claim:
         """Return the claim that acquires a key once the present lease or record has ended."""
         until = monotonic() + PATIENCE
