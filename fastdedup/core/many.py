@@ -218,13 +218,8 @@ async def give_back(claim: Settlement, *, told: bool = False) -> None:
 
     `told`: its caller has got an error instead, so an owner with a chosen name does not keep this claim either.
     """
-    try:
-        await claim.release()
-    except ShortfallError:
-        pass  # it was done
-    except UnavailableError:
-        asked = told and claim.op.named
-        claim.gate.connection.orphans.add(claim.op, claim.fence if asked else 0, asked=asked)
+    asked = told and claim.op.named
+    await claim.release_soon(fence=claim.fence if asked else 0, asked=asked)
 
 
 def is_open(claim: ListedClaim) -> bool:

@@ -213,7 +213,7 @@ class Settlement(HeldClaim):
                 self.renew_no_more()
                 await self._end_lease(seconds)
             else:
-                await self._free()
+                await self.release_soon()
         except Exception as error:  # noqa: BLE001 -- also one of the user's policy: its caller decides
             return error
         finally:
@@ -463,7 +463,7 @@ class Settlement(HeldClaim):
             await self.complete()  # if this task is cancelled, recording goes on by itself
             return
         # Not tied to this task: cancelling it leaves the settling to finish by itself.
-        settling = self.gate.connection.keep(self._free())
+        settling = self.gate.connection.keep(self.release_soon())
         if error is None:
             await asyncio.shield(settling)
             return
@@ -471,8 +471,11 @@ class Settlement(HeldClaim):
         with contextlib.suppress(Exception):
             await asyncio.shield(settling)
 
-    async def _free(self) -> None:
-        """Release without a caller that could retry: if the store does not answer now, as soon as it does."""
+    async def release_soon(self, *, fence: int | None = None, asked: bool = False) -> None:
+        """Release without a caller that could retry: if the store does not answer now, as soon as it does.
+
+        `fence`, `asked`: see `Orphans.add`; by default the claim's fence.
+        """
         try:
             await self.release()
         except ShortfallError:
@@ -480,7 +483,7 @@ class Settlement(HeldClaim):
         except Exception as error:
             # An error of the user's own policy says nothing about the store.
             if isinstance(error, UnavailableError) or not isinstance(error, DedupError):
-                self.gate.connection.orphans.add(self.op, self.fence)
+                self.gate.connection.orphans.add(self.op, self.fence if fence is None else fence, asked=asked)
             raise
 
 

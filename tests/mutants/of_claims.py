@@ -46,7 +46,8 @@ CLAIMS = {
         ),
         Mutant(
             "A release that the body's end asks for is forgotten if the store does not answer.",
-            "            self.gate.connection.orphans.add(self.op, self.fence)\n            raise",
+            "            self.gate.connection.orphans.add("
+            "self.op, self.fence if fence is None else fence, asked=asked)\n            raise",
             "            raise",
             "async_with",
         ),

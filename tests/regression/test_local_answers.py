@@ -7,15 +7,16 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from itertools import chain
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
-from fastdedup import BreakerState, Dedup, Ledger, LocalLRU, Outcome, UnavailableError
+from fastdedup import BreakerState, Dedup, Ledger, LocalLRU, Outcome, Reject, UnavailableError
 from fastdedup.events import Conflict, Event, Replayed, Unreplayed
 from fastdedup.kernel.operations import ClaimOp, Op, Reply
 from fastdedup.ledger.operations import IdOp
 from fastdedup.stores.redis.cluster.slot_table import slot_of
+from fastdedup.testing import FakeStore, probe
 
 from ..fixtures import async_fixture
 from ..heard import HeardGate
@@ -251,6 +252,27 @@ async def test_a_list_that_fails_while_others_are_under_way_holds_nothing(
         await wait_until(lambda: not engine.pending, description="nothing is left")
         claims = await other.claim_many(["a", "b"])
         assert all(claim.acquired for claim in claims)
+
+
+class Careless(Reject):
+    """Fails for each operation."""
+
+    def answer(self, op: Op, error: UnavailableError) -> NoReturn:
+        raise ValueError("the policy's own")
+
+
+async def test_what_a_list_cannot_give_back_in_an_outage_is_freed_afterwards() -> None:
+    """If the policy failed for its release, a claim of a cancelled list kept its key until its lease ended."""
+    store = FakeStore()
+    async with Dedup(store, on_unavailable=Careless()) as dedup, Dedup(store) as other:
+        await other.claim("held")
+        listing = asyncio.ensure_future(dedup.claim_many(["free", "held"], wait=60))
+        await wait_until(lambda: probe(dedup).waiting, description="it waits for the held key")
+        with store.outage("refused"):
+            listing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await listing
+        await acquired(other, "free", deadline=5.0)
 
 
 # A process whose clock was ahead made fences in an outage that fell afterwards, or that the store did not
