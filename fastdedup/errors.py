@@ -157,6 +157,14 @@ class RetryTransaction(DedupError):
     """
 
 
+def is_answer(error: Exception) -> bool:
+    """True for an error that tells what the store answered; False if it gave no answer.
+
+    An error of the user's own policy says nothing about the store either.
+    """
+    return isinstance(error, DedupError) and not isinstance(error, UnavailableError)
+
+
 def error_text(error: BaseException, form: Callable[[BaseException], str] = str) -> str:
     """Return an error's text; if its own code raises instead of giving one, a text that says so."""
     try:

@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import Any, Final, cast
 
 from ..checks import named
-from ..errors import ConfigError, DedupError, ShortfallError, UnavailableError, foreign
+from ..errors import ConfigError, DedupError, ShortfallError, UnavailableError, foreign, is_answer
 from ..events import KEPT_LOCALLY, Degraded, Shortfall, Unreplayed
 from ..fallback.base import FallbackPolicy, IdPolicy, JournalledPolicy, TimedPolicy
 from ..fallback.reject import Reject
@@ -268,7 +268,9 @@ class Executor:
             await self.run(op)
         except ShortfallError:
             raise  # it was done
-        except UnavailableError:
+        except Exception as error:
+            if is_answer(error):
+                raise
             self.free_if_held(op.wire, op.owner, consumed=op.consumed)
 
     def free_if_held(self, wire: bytes, owner: bytes, *, consumed: bool = False) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, Protocol
 
-from ..errors import DedupError, ShortfallError, UnavailableError
+from ..errors import ShortfallError, is_answer
 
 _AT_ONCE: Final = 256
 """Renewals that start in one turn of the event loop."""
@@ -235,8 +235,9 @@ async def keep_renewed(
                     await life.renew()
             pause, unanswered, ends = lease / 3, False, started + lease
         except Exception as error:  # noqa: BLE001 -- the user's policy may raise any error
-            final = isinstance(error, DedupError) and not isinstance(error, UnavailableError)
-            if final and not life.under_way:  # else it may get no answer; if it does, that stops this task
+            if (
+                is_answer(error) and not life.under_way
+            ):  # else it may get no answer; if it does, that stops this task
                 # Lost, or the store has another record now.
                 return None if life.is_over else life.lose(outage=False)
             unanswered = True

@@ -21,6 +21,7 @@ from ..errors import (
     ShortfallError,
     UnavailableError,
     UsageError,
+    is_answer,
 )
 from ..kernel.operations import ClaimOp, ReleaseOp, SettleOp, Verdict
 from ..model import Outcome
@@ -481,8 +482,7 @@ class Settlement(HeldClaim):
         except ShortfallError:
             raise  # it was done
         except Exception as error:
-            # An error of the user's own policy says nothing about the store.
-            if isinstance(error, UnavailableError) or not isinstance(error, DedupError):
+            if not is_answer(error):
                 self.gate.connection.orphans.add(self.op, self.fence if fence is None else fence, asked=asked)
             raise
 

@@ -275,6 +275,18 @@ async def test_what_a_list_cannot_give_back_in_an_outage_is_freed_afterwards() -
         await acquired(other, "free", deadline=5.0)
 
 
+async def test_a_use_that_cannot_be_undone_in_an_outage_is_undone_afterwards() -> None:
+    """As synchronous code does if its caller was interrupted. The token stayed used if the policy failed."""
+    store = FakeStore()
+    async with Dedup(store, on_unavailable=Careless()) as dedup:
+        token = await dedup.tokens.issue()
+        use = await dedup.tokens.use(token, None, None)
+        with store.outage("refused"):
+            dedup.gate.release_later(*use.settlement.held_key, consumed=True)
+            await wait_until(lambda: not probe(dedup).unfinished, description="it was refused")
+        assert await dedup.tokens.consume(token) is Outcome.ACQUIRED
+
+
 # A process whose clock was ahead made fences in an outage that fell afterwards, or that the store did not
 # adopt.
 
