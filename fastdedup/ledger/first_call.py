@@ -87,10 +87,9 @@ class FirstCall:
         """
         try:
             await self._until_answered(ids, begun)
-            # Not before: while one id of a list has no answer, the others may still be taken back.
-            self._sent = [
-                op for op in self._sent if op.answer is Code.OK
-            ]  # all that `take_back` undoes from now on
+            # From now on `take_back` undoes these alone. Not before this point: until the last id of a list has its
+            # answer, an error takes all of them back.
+            self._sent = [op for op in self._sent if op.answer is Code.OK]
             GRANTED.update([op.place for op in self._sent])
             return self._is_new
         except BaseException as error:
