@@ -72,9 +72,9 @@ def told(error: BaseException) -> str:
         left += [one for one in each.args if isinstance(one, BaseException)]
         trace = each.__traceback__
         while trace is not None:
-            file = trace.tb_frame.f_code.co_filename
-            if "/stores/" in file or "/redis/" in file:
-                said += [f"{file}: {name}={value!r}" for name, value in trace.tb_frame.f_locals.items()]
+            module = trace.tb_frame.f_globals["__name__"]
+            if module.startswith(("fastdedup.stores", "redis.")):
+                said += [f"{module}: {name}={value!r}" for name, value in trace.tb_frame.f_locals.items()]
             trace = trace.tb_next
     return "\n".join(said)
 
