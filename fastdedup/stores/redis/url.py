@@ -213,8 +213,12 @@ def parse(url: str, scheme: str | None = None) -> tuple[dict[str, Any], type[Abs
     raise ConfigError(f"cannot use the {scheme or parts.scheme}:// URL: {why}")
 
 
+_BEFORE_QUERY = {"username": "username", "password": "password", "host": "hostname", "port": "port"}
+"""The options that a URL has before its query, and their names in `SplitResult`. `check_path` checks the database."""
+
+
 def _options(url: str, parts: SplitResult) -> tuple[dict[str, Any], type[AbstractConnection]]:
-    check_query(parts.query)
+    check_query(parts.query, [name for name, part in _BEFORE_QUERY.items() if getattr(parts, part)])
     if parts.fragment:
         raise UnusableError("it has a # in it: percent-encode the special characters of a password")
     options: dict[str, Any] = dict(parse_url(url))
@@ -272,17 +276,18 @@ def split(url: str) -> SplitResult:
     )
 
 
-def check_query(query: str) -> None:
+def check_query(query: str, before: Sequence[str] = ()) -> None:
     """Refuse an option without a value: most often it is the rest of a password with a ? or & in it.
 
-    Also refuse one that is given twice, because only one of the values would count.
+    Refuse an option that is given twice: redis-py would take one of the two values, and drop the other. `before`:
+    the names of the options that the URL has before the query.
     """
     if any("=" not in piece for piece in query.split("&") if piece):
         raise UnusableError(
             "options after the ? must be name=value; percent-encode the special characters of a password"
         )
-    options = parse_qsl(query, keep_blank_values=True)
-    if len(dict(options)) < len(options):
+    names = [*before, *(name for name, _ in parse_qsl(query, keep_blank_values=True))]
+    if len(set(names)) < len(names):
         raise UnusableError("an option is given twice: give it once")
 
 
