@@ -21,7 +21,7 @@ from fastdedup.kernel.verbs import Verb
 from fastdedup.stores.base import Store
 from fastdedup.stores.redis import reconnect
 from fastdedup.stores.redis.cluster import node, single_claims
-from fastdedup.stores.redis.cluster.slot_table import SLOTS, slot_of
+from fastdedup.stores.redis.cluster.slots import SLOTS, slot_of
 from fastdedup.stores.redis.cluster.store import ClusterStore
 from fastdedup.stores.redis.scripts import pack
 from fastdedup.stores.redis.url import ServerURL

@@ -11,7 +11,7 @@ import pytest
 from fastdedup import Batching, ConfigError, Dedup, Outcome, UnavailableError
 from fastdedup.events import BatchedBySlot, BreakerOpened
 from fastdedup.stores.redis import ClusterStore
-from fastdedup.stores.redis.cluster.slot_table import slot_of
+from fastdedup.stores.redis.cluster.slots import slot_of
 
 from ..fixtures import fixture_of
 from ..servers import RedisServer

@@ -9,7 +9,7 @@ import pytest
 from fastdedup import Dedup
 from fastdedup.events import ClockSkew, Event
 from fastdedup.stores.base import TimedStore
-from fastdedup.stores.redis.cluster.slot_table import slot_of
+from fastdedup.stores.redis.cluster.slots import slot_of
 from fastdedup.stores.redis.former_clock import FormerClock
 from fastdedup.stores.redis.scripts import CallHead
 

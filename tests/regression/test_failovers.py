@@ -17,7 +17,7 @@ import redis
 from fastdedup import Dedup, UnavailableError
 from fastdedup.events import BreakerClosed, BreakerOpened, Event, PrimarySwitched
 from fastdedup.model import BreakerState
-from fastdedup.stores.redis.cluster.slot_table import slot_of
+from fastdedup.stores.redis.cluster.slots import slot_of
 
 from ..fixtures import fixture_of
 from ..heard import HeardGate

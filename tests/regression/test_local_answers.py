@@ -15,7 +15,7 @@ from fastdedup import BreakerState, Dedup, Ledger, LocalLRU, Outcome, Reject, Un
 from fastdedup.events import Conflict, Event, Replayed, Unreplayed
 from fastdedup.kernel.operations import ClaimOp, Op, Reply
 from fastdedup.ledger.operations import IdOp
-from fastdedup.stores.redis.cluster.slot_table import slot_of
+from fastdedup.stores.redis.cluster.slots import slot_of
 from fastdedup.testing import FakeStore, probe
 
 from ..fixtures import async_fixture

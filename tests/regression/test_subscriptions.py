@@ -12,7 +12,7 @@ import pytest
 
 from fastdedup import Claim, Dedup
 from fastdedup.core import waiting
-from fastdedup.stores.redis.cluster.slot_table import slot_of
+from fastdedup.stores.redis.cluster.slots import slot_of
 from fastdedup.stores.redis.errors import FORBIDDEN
 
 from ..fixtures import fixture_of

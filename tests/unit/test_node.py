@@ -19,8 +19,15 @@ from fastdedup.kernel.shards import MAX_HOPS
 from fastdedup.kernel.verbs import Verb
 from fastdedup.stores.base import Store
 from fastdedup.stores.redis.cluster.node import Node, by_slot
-from fastdedup.stores.redis.cluster.slot_table import SLOTS, slot_of
-from fastdedup.stores.redis.cluster.slots import Layout, Redirection, host_or, read_layout, read_redirection
+from fastdedup.stores.redis.cluster.slots import (
+    SLOTS,
+    Layout,
+    Redirection,
+    host_or,
+    read_layout,
+    read_redirection,
+    slot_of,
+)
 from fastdedup.stores.redis.cluster.store import ClusterStore
 from fastdedup.stores.redis.cluster.topology import Topology
 from fastdedup.stores.redis.server import ScriptCall, is_untouched

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 from ...tasks import stop, until_done
+from .connection import RedisConnection
 
 T = TypeVar("T")
 
@@ -48,6 +49,11 @@ async def first_good(
     if winner is None:
         raise NoneGoodError([error for task in tasks if (error := task.exception()) is not None])
     return winner.result()
+
+
+async def drop(connection: RedisConnection) -> None:
+    """Discard a connection."""
+    connection.abort("another connection was opened first")
 
 
 def succeeded(task: asyncio.Task[Any]) -> bool:

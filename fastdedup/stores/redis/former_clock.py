@@ -15,13 +15,15 @@ class FormerClock:
     Args:
         error: seconds by which a server's answer may be old.
         report: called with the seconds by which the clock is ahead.
+        limit: returns the seconds by which a clock may differ.
     """
 
-    def __init__(self, error: float, report: Callable[[float], None]) -> None:
+    def __init__(
+        self, error: float, report: Callable[[float], None], limit: Callable[[], float] = lambda: MAX_SKEW
+    ) -> None:
         self._error = error
         self._report = report
-        self.max_skew = MAX_SKEW
-        """Seconds by which a clock may differ."""
+        self._limit = limit
         # Mutable: how far the last server was ahead of this process's monotonic clock, and of its wall clock.
         self._ahead: tuple[float, float] | None = None
 
@@ -35,5 +37,5 @@ class FormerClock:
             return
         # The smaller one: the monotonic clock stands still while the machine sleeps, and the wall clock may be set.
         offset = min((ahead - before for ahead, before in zip(self._ahead, former, strict=True)), key=abs)
-        if abs(offset) - self._error > self.max_skew:
+        if abs(offset) - self._error > self._limit():
             self._report(offset)

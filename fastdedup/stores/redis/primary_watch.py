@@ -13,7 +13,7 @@ from functools import partial
 
 from ...tasks import stop
 from .connection import RedisConnection
-from .first_good import NoneGoodError, first_good
+from .first_good import NoneGoodError, drop, first_good
 from .latest_primary import NamedPrimary
 from .listener import Listener
 from .reconnect import OnPush, Reconnector
@@ -129,14 +129,10 @@ class PrimaryWatch:
 
     async def _dial_any(self, on_push: OnPush | None) -> RedisConnection:
         try:
-            return await first_good((_dial(sentinel, on_push) for sentinel in self._sentinels), _drop)
+            return await first_good((_dial(sentinel, on_push) for sentinel in self._sentinels), drop)
         except NoneGoodError as error:
             raise error.errors[0] from None
 
 
 async def _dial(sentinel: ServerURL, on_push: OnPush | None) -> RedisConnection:
     return RedisConnection(await sentinel.connection(_ANSWER), on_push)
-
-
-async def _drop(connection: RedisConnection) -> None:
-    connection.abort("another connection was opened first")

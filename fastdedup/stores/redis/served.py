@@ -10,6 +10,7 @@ from typing import Any
 from ...errors import DedupError
 from ...events import Event
 from .errors import translate
+from .former_clock import MAX_SKEW
 from .listener import Listener
 from .scripts import CallHead
 
@@ -63,6 +64,8 @@ class WholeStore(ServedStore):
         """The subscription to freed keys."""
         self.on_report: Callable[[Event], None] | None = None
         """Gets the events that the store notices by itself: see `ConfiguredStore`."""
+        self.max_clock_skew = MAX_SKEW
+        """Seconds by which the clocks of two of its servers may differ: see `ConfiguredStore`."""
         self._timeout = timeout
 
     @property

@@ -25,7 +25,7 @@ from ...tasks import patience
 from ..base import Done, Page, Query, without_result
 from .connection import RedisConnection
 from .reconnect import Reconnector, policy_of
-from .scripts import CallHead, LoadedScript, pack
+from .scripts import CallHead, pack
 from .verbs import load_scripts
 
 T = TypeVar("T")
@@ -70,12 +70,6 @@ class ScriptCall:
         self.declared = declared
         self.floor_us = 0
         self.answer: Answer | None = None
-
-    def command(self, script: LoadedScript, max_record: int, *, with_text: bool) -> bytes:
-        """Return the call, packed; `with_text` for a server that has lost the script."""
-        return script.command(
-            self.ops, self.floor_us, max_record, declared=self.declared, with_text=with_text
-        )
 
 
 class RedisServer:
@@ -283,8 +277,9 @@ class RedisServer:
         for call in calls:
             if asking:
                 commands.append(_ASKING)
-            call.floor_us = self.head.next_floor()
-            commands.append(call.command(script, max_record, with_text=with_text))
+            call.floor_us = floor_us = self.head.next_floor()
+            ops, declared = call.ops, call.declared
+            commands.append(script.command(ops, floor_us, max_record, declared=declared, with_text=with_text))
         if wait := self.confirmation(verb):
             commands.append(wait)
         return commands

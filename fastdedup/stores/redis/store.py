@@ -70,7 +70,9 @@ class RedisStore(WholeStore):
         super().__init__(self._target.name, CallHead(), timeout, Listener(connect, timeout))
         self.reconnector = Reconnector(connect, lambda: self.report(PrimaryRestarted(self.name)))
         """Connects to the server, again and again."""
-        self._clock = FormerClock(timeout, lambda offset: self.report(ClockSkew(self.name, offset)))
+        self._clock = FormerClock(
+            timeout, lambda offset: self.report(ClockSkew(self.name, offset)), lambda: self.max_clock_skew
+        )
         self.server = RedisServer(self.reconnector, timeout=timeout, replicas=replicas, head=self.head)
         """Sends the batches."""
         self._watch: PrimaryWatch | None = None
@@ -80,15 +82,6 @@ class RedisStore(WholeStore):
             )
         self.begin = self.server.begin
         """Sends a batch: see `DirectStore`. It is the server's own method, which saves a call on the main path."""
-
-    @property
-    def max_clock_skew(self) -> float:
-        """Seconds by which the clock may differ after a failover: see `ConfiguredStore`."""
-        return self._clock.max_skew
-
-    @max_clock_skew.setter
-    def max_clock_skew(self, seconds: float) -> None:
-        self._clock.max_skew = seconds
 
     async def open(self) -> str:
         """Connect once, to find mistakes early. A server that is down is not a mistake: then the policy answers."""

@@ -39,17 +39,18 @@ class ClockWatch:
         read: reads one server's clock; raises any error if the server gives no answer.
         report: called with the address of a server whose clock is off, and by how many seconds. Called again only
             after the clock was right in between.
+        limit: returns the seconds by which a clock may differ.
     """
 
     def __init__(
         self,
         read: Callable[[Address], Coroutine[Any, Any, Reading]],
         report: Callable[[Address, float], None],
+        limit: Callable[[], float] = lambda: MAX_SKEW,
     ) -> None:
         self._read = read
         self._report = report
-        self.max_skew = MAX_SKEW
-        """Seconds by which a clock may differ."""
+        self._limit = limit
         # Mutable: the servers; those whose clocks were found to be off; the timer of the next reading.
         self._servers: frozenset[Address] = frozenset()
         self._off: set[Address] = set()
@@ -96,7 +97,7 @@ class ClockWatch:
 
     def _judge(self, readings: Mapping[Address, Reading]) -> None:
         for address, offset in offsets(readings, Reading(time.time() - time.monotonic())).items():
-            if abs(offset.ahead) - offset.error <= self.max_skew:
+            if abs(offset.ahead) - offset.error <= self._limit():
                 self._off.discard(address)
             elif address not in self._off:
                 self._off.add(address)

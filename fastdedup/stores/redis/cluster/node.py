@@ -33,8 +33,7 @@ from ..server import Answer, RedisServer, ScriptCall, marked_short, refuses_keys
 from ..url import ServerURL
 from ..verbs import load_scripts
 from .single_claims import pack_singles, read_singles, single_claims
-from .slot_table import slot_of
-from .slots import Redirection, read_redirection
+from .slots import Redirection, read_redirection, slot_of
 from .topology import Topology
 
 _ASK_AROUND = ("CLUSTERDOWN", "MASTERDOWN", "LOADING", "READONLY")

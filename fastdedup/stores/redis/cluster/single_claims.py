@@ -17,7 +17,7 @@ from ....kernel.verbs import Verb
 from ....model import Outcome
 from ..scripts import CallHead, LoadedScript
 from ..verbs import load_scripts
-from .slot_table import slot_of
+from .slots import slot_of
 
 _ACQUIRED = Outcome.ACQUIRED  # naming an enum's member through its class costs 50 ns on Python 3.11
 _KEY, _TAIL, _FLOOR = b"<the key>", b"<the tail>", b"<floor>"

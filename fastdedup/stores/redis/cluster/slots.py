@@ -1,14 +1,27 @@
-"""The layout of a Redis Cluster, from its servers' reports. No I/O."""
+"""The slots of a Redis Cluster: a key's slot, and the layout from the servers' reports. No I/O."""
 
 from __future__ import annotations
 
 import re
+from binascii import crc_hqx
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from ..url import Address
-from .slot_table import SLOTS
+
+SLOTS: Final = 16_384
+# As a number: Python 3.11 looks for b"{" only after an exception of its own, which costs 0.2 µs.
+_BRACE: Final = ord("{")
+
+
+def slot_of(wire: bytes) -> int:
+    """Return a key's slot: that of the text between the first braces, or of the whole key if that text is empty."""
+    if _BRACE in wire:
+        tag, closed, _ = wire.partition(b"{")[2].partition(b"}")
+        if tag and closed:
+            wire = tag
+    return crc_hqx(wire, 0) & 16_383
 
 
 @dataclass(frozen=True, slots=True)

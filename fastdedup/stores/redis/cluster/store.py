@@ -18,7 +18,7 @@ from ....model import Batching
 from ....tasks import patience
 from ...base import NO_EVICTION, Credentials, Page, Query
 from ..connection import RedisConnection
-from ..first_good import NoneGoodError, first_good
+from ..first_good import NoneGoodError, drop, first_good
 from ..listener import Listener
 from ..reconnect import OnPush, check_version, dial, only_mistakes
 from ..scripts import CallHead, pack
@@ -59,11 +59,11 @@ class ClusterStore(WholeStore):
             self._seed, group.addresses, self._make_node, self._follow_layout, timeout=timeout
         )
         """The slots of each node, from the last answer of the cluster."""
-        self.shard: Callable[[bytes], Node] = self.topology.table.node_of
-        """Returns the node that holds a key; the table's own method, because every operation calls it."""
+        self.shard: Callable[[bytes], Node] = self.topology.node_of
+        """Returns the node that holds a key; the topology's own method, because every operation calls it."""
         listener = Listener(self._dial_any, timeout, look=self._look_after_subscription)
         super().__init__(self.topology.name, CallHead(), timeout, listener)
-        self._clocks = ClockWatch(self._read_clock, self._report_clock)
+        self._clocks = ClockWatch(self._read_clock, self._report_clock, lambda: self.max_clock_skew)
         # Mutable: the server that the last connection for a subscription leads to.
         self._heard_at: Address | None = None
 
@@ -74,15 +74,6 @@ class ClusterStore(WholeStore):
         if refused == {True}:
             return Batching.BY_SLOT
         return Batching.PARTLY_BY_SLOT if True in refused else Batching.WHOLE
-
-    @property
-    def max_clock_skew(self) -> float:
-        """Seconds by which the clocks of two servers may differ: see `ConfiguredStore`."""
-        return self._clocks.max_skew
-
-    @max_clock_skew.setter
-    def max_clock_skew(self, seconds: float) -> None:
-        self._clocks.max_skew = seconds
 
     async def open(self) -> str:
         """Learn the layout and connect to all nodes, to find mistakes early. An outage is not a mistake."""
@@ -214,7 +205,9 @@ class ClusterStore(WholeStore):
             raise self.topology.unassigned()
         asked = random.sample(primaries, min(len(primaries), _ASKED))
         try:
-            found = await first_good((self._dial_one(address, on_push) for address in asked), drop)
+            found = await first_good(
+                (self._dial_one(address, on_push) for address in asked), lambda one: drop(one[0])
+            )
         except NoneGoodError as error:
             raise most_telling(error.errors) from None
         connection, self._heard_at = found
@@ -250,8 +243,3 @@ def redirected(replies: Sequence[Reply]) -> dict[BatchStore, list[int]]:
         if isinstance(reply, Redirect):
             todo.setdefault(reply.to, []).append(place)
     return todo
-
-
-async def drop(found: tuple[RedisConnection, Address]) -> None:
-    """Close a connection, because another one was opened first."""
-    found[0].abort("another connection was opened first")

@@ -18,8 +18,7 @@ from ..first_good import NoneGoodError, first_good
 from ..reconnect import Reconnector
 from ..scripts import pack
 from ..url import Address, ServerURL, hang_up, question
-from .slot_table import SLOTS, SlotTable
-from .slots import Layout, read_layout
+from .slots import SLOTS, Layout, read_layout, slot_of
 
 _QUESTION = pack("CLUSTER", "INFO") + pack("CLUSTER", "SLOTS")
 _PAUSE = 0.25
@@ -78,9 +77,8 @@ class Topology(Generic[N]):
         self._on_layout = on_layout
         self._timeout = timeout
         self.name = "Redis Cluster at " + ", ".join(f"{host}:{port}" for host, port in seeds)
-        self.table: SlotTable[N] = SlotTable(self.unassigned)
-        self.owners = self.table.owners
-        """The node of each slot."""
+        self.owners: list[N | None] = [None] * SLOTS
+        """The node of each slot; None if it is not known."""
         # Mutable: the nodes that hold slots or were named by a redirection; former nodes while they are still
         # connected; the replicas, which can also be asked.
         self._nodes: dict[Address, N] = {}
@@ -123,6 +121,17 @@ class Topology(Generic[N]):
         """Return the error for a key whose slot has no known node, and ask for the layout again."""
         self.refresh_soon()
         return UnavailableError(f"{self.name}: no node is known to hold the key's slot: {self._trouble}")
+
+    def node_of(self, wire: bytes) -> N:
+        """Return the node that holds a key now; every operation calls it.
+
+        Raises:
+            UnavailableError: the node of this key's slot is not known.
+        """
+        node = self.owners[slot_of(wire)]
+        if node is None:
+            raise self.unassigned()
+        return node
 
     def node_at(self, address: Address) -> N:
         """Return the node at an address; make the node if the address is new."""
@@ -250,7 +259,7 @@ class Topology(Generic[N]):
         owners: list[N | None] = [None] * SLOTS
         for first, last, address in layout.ranges:
             owners[first : last + 1] = [self.node_at(address)] * (last + 1 - first)
-        self.owners[:] = owners
+        self.owners = owners
         self._primaries = None
         self._replicas = layout.replicas
         # Nothing else refers to them: one may be connecting just now, or wait for replies of a frozen server.
