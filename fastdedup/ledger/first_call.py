@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from time import monotonic
 from typing import Any, Final
 
 from ..core.gate import Gate
@@ -128,9 +129,11 @@ class FirstCall:
         for part in parts_of(ids):
             view = await self._form.present()
             if view.former is not None:
-                if not await self._look_into(view.former, part):
+                absent = await self._look_into(view.former, part)
+                if absent is None:
                     break
-                part = [each for each in part if each not in self._is_new]
+                pauses |= len(absent) < len([each for each in part if each not in self._is_new])
+                part = absent
             pauses |= await self._judge(await self._send(view, part))
         return pauses
 
@@ -223,8 +226,10 @@ class FirstCall:
 
     # The ids that the ledger remembered before it was resized
 
-    async def _look_into(self, former: FormerView, ids: Sequence[bytes]) -> bool:
-        """Answer the ids that are remembered by the former form. Return False if the store has another form by now.
+    async def _look_into(self, former: FormerView, ids: Sequence[bytes]) -> list[bytes] | None:
+        """Answer the ids that are remembered by the former form, unless another call may still undo that.
+
+        Return the ids that are not remembered; None if the store has another form by now.
 
         From the switch on no id is remembered by the former form: the store's scripts refuse that, by the time of
         the same node that answers here. So an id that is not found here stays absent, and the present form decides.
@@ -233,13 +238,18 @@ class FirstCall:
         for each in ids:
             wire, entry = former.addresses.entry(each, self._nonce)
             ops.append(FirstOp(wire, entry, former.terms, each))
+        # The look does not tell how old an id is. The youngest came just before the switch.
+        young = monotonic() < former.since + 2 * self._gate.connection.timeout and self._pauses < LOOKS
+        absent = []
         for op, reply in zip(ops, await self._replies_of(ops), strict=True):
-            if reply is Code.ALREADY or reply is Code.OK:
+            if reply is Code.ABSENT:
+                absent.append(op.id)
+            elif reply is Code.OK or (reply is Code.ALREADY and (not young or GRANTED.lately(op.place))):
                 self._is_new[op.id] = reply is Code.OK
-            elif reply is not Code.ABSENT:
+            elif reply is not Code.ALREADY:
                 self._form.judge(reply)
-                return False
-        return True
+                return None
+        return absent
 
     async def _replies_of(self, ops: Sequence[FirstOp]) -> Sequence[Reply]:
         """Return for each id ALREADY, ABSENT, or OK if this call has remembered it; or the error instead.

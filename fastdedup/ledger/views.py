@@ -42,12 +42,16 @@ def over_ms(form: LedgerForm) -> int:
 
 
 class FormerView:
-    """The places of the ids that a ledger remembered before it was resized. No id is added there any more."""
+    """The places of the ids that a ledger remembered before it was resized. No id is added there any more.
 
-    __slots__ = ("addresses", "form", "terms")
+    `since`: when the last one was added at the latest, by time.monotonic().
+    """
 
-    def __init__(self, wire: bytes, form: LedgerForm, switch_ms: int) -> None:
+    __slots__ = ("addresses", "form", "since", "terms")
+
+    def __init__(self, wire: bytes, form: LedgerForm, switch_ms: int, since: float) -> None:
         self.form = form
+        self.since = since
         self.addresses = places_of(wire, form)
         self.terms = LedgerTerms(form, "set", FOREVER_MS)
         self.terms.from_ms = switch_ms
@@ -107,7 +111,8 @@ class LedgerView:
             until_ms = min(until_ms, whole.switch_ms - 1)
             self.until = min(self.until, now + max(whole.switch_ms - found.now_ms, 0) / 1000)
         elif whole.former is not None and found.now_ms < over_ms(whole):
-            self.former = FormerView(wire, whole.former, whole.switch_ms)
+            since = now - (found.now_ms - whole.switch_ms) / 1000
+            self.former = FormerView(wire, whole.former, whole.switch_ms, since)
         self.addresses = places_of(wire, self.form)
         self.terms = LedgerTerms(self.form, write, until_ms)
         self.is_told = not found.degraded

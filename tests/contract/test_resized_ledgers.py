@@ -17,7 +17,7 @@ from fastdedup.kernel.codes import Code
 from fastdedup.kernel.owners import owner_field
 from fastdedup.kernel.replies import StoredForm
 from fastdedup.ledger.ids import nonce_of
-from fastdedup.ledger.operations import FirstOp, LedgerOp
+from fastdedup.ledger.operations import FirstOp, ForgetIdOp, LedgerOp
 from fastdedup.ledger.orphan_ids import OrphanIds
 from fastdedup.ledger.views import PACE, LedgerView
 
@@ -127,6 +127,22 @@ async def test_what_was_given_up_before_the_switch_is_new(dedup: Dedup) -> None:
     OrphanIds(dedup.gate.connection.orphans).add(op)
     assert await ledger.first("id")
     assert not await ledger.first("id")
+
+
+@stores
+async def test_an_id_that_may_be_undone_is_no_duplicate_after_the_switch(backend: Backend) -> None:
+    """Another process has got no reply, and takes the id back: only then is it known who is the first."""
+    async with backend.make(timeout=2.0) as dedup:
+        ledger = await ledger_of(dedup).open()
+        assert ledger.view is not None
+        theirs = FirstOp(*ledger.view.addresses.entry(b"id", nonce("theirs")), ledger.view.terms, b"id")
+        assert await dedup.gate.run(theirs) is Code.OK
+        await switched(ledger)
+        asked = asyncio.create_task(ledger.first("id"))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(asked), 0.2)
+        assert await dedup.gate.run(ForgetIdOp(theirs.wire, theirs.entry, theirs.terms)) is Code.OK
+        assert await asked
 
 
 @stores
