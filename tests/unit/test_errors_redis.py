@@ -41,6 +41,10 @@ def wrap(error: Exception) -> Exception:
         ),
         ("TRYAGAIN Multiple keys request during rehashing of slot", "slot is being moved"),
         ("BUSY Redis is busy running a script.", "SCRIPT KILL ends it"),
+        (
+            "ERR Script killed by user with SCRIPT KILL. script: 5d8c, on @user_script:1.",
+            "has ended the script",
+        ),
         ("MISCONF Redis is configured to save RDB snapshots", "look at its disk and its log"),
         ("NOREPLICAS Not enough good replicas to write.", "min-replicas-to-write"),
         ("UNKILLABLE Sorry the script already executed write commands", "another script"),
@@ -54,6 +58,7 @@ def wrap(error: Exception) -> Exception:
         (IN_6_2 + "-OOM command not allowed when used memory > 'maxmemory'.", "out of memory"),
         (IN_6_2 + "-READONLY You can't write against a read only replica.", "read-only replica"),
         (IN_6_2 + "Can not execute the command on a stale replica", "lost its primary"),
+        (IN_6_2 + "Script killed by user with SCRIPT KILL...", "has ended the script"),
         (IN_6_2 + "The user executing the script can't run this command or subcommand", "needs EVALSHA"),
         (
             "ERR Can not execute the command on a stale replica script: f, on @user_script:9.",

@@ -68,6 +68,7 @@ _UNAVAILABLE_PREFIXES = {
     "Can not execute a write command '": CLUSTER_IS_DOWN,
     "TRYAGAIN": "the slot is being moved",
     "BUSY": "Redis is busy running another script: SCRIPT KILL ends it",
+    "Script killed by user": "an operator has ended the script (SCRIPT KILL), before it wrote",
     "MISCONF": "Redis refuses writes: it cannot persist; look at its disk and its log",
     "NOREPLICAS": "Redis refuses writes: too few replicas are connected (min-replicas-to-write)",
     "UNKILLABLE": "Redis is busy running another script",
