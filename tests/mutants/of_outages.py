@@ -78,8 +78,8 @@ REDIS_CLIENT = {
         ),
         Mutant(
             "A batch that the node has stopped is not marked when it is sent again.",
-            "                mark_resent(call.ops)  # also those that were answered\n",
-            "                pass\n",
+            "            mark_resent(ops)  # also those that were answered\n",
+            "            pass\n",
         ),
     ],
     "fastdedup/kernel/operations.py": [

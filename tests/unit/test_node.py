@@ -317,8 +317,12 @@ async def test_what_was_answered_and_goes_out_again_is_marked(servers: Servers) 
     first, second = by_slot(batch)
     first.answer, second.answer = [Code.OK], ConnectionError("broken")
     told: list[Any] = []
-    node._end([first, second], [None, None], told.append)
-    assert told == [None]
+    node._end(batch, [first, second], [None, None], told.append)
+    for op in batch:
+        assert op.resent  # type: ignore[attr-defined]
+        op.resent = False  # type: ignore[attr-defined]
+    node._end(batch, [second], [Code.OK, None], told.append)
+    assert told == [None, None]
     assert [op.resent for op in batch] == [True, True]  # type: ignore[attr-defined]
 
 

@@ -135,7 +135,7 @@ class Node(ServedStore):
         if claims is not None:
             return self._begin_singles(claims, done)
         calls = by_slot(ops)
-        return self.server.begin_calls(verb, calls, partial(self._end, calls, [None] * len(ops), done))
+        return self.server.begin_calls(verb, calls, partial(self._end, ops, calls, [None] * len(ops), done))
 
     async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
         """Send a batch, and wait for the connection if there is none.
@@ -180,14 +180,16 @@ class Node(ServedStore):
                 for place, reply in enumerate(replies)
                 if reply is None
             ]
-            self._end(refused, replies, done)
+            self._end(claims, refused, replies, done)
 
         commands = pack_singles(claims, floor_us, head.max_record)
         connection.call_many(commands + wait, len(claims) + bool(wait), on_replies)
         return True
 
-    def _end(self, calls: Sequence[PlacedCall], replies: list[Reply | None], done: Done) -> None:
-        """Deliver the replies, with the answers of `calls`; None if the engine must send the batch again."""
+    def _end(
+        self, ops: Sequence[Op], calls: Sequence[PlacedCall], replies: list[Reply | None], done: Done
+    ) -> None:
+        """Deliver the replies, with the answers of `calls`; None if the engine must send all `ops` again."""
         found: Sequence[Reply] | None = None
         answers = [call.answer for call in calls]
         if not any(isinstance(answer, ConnectionError) or starts(answer, "NOSCRIPT") for answer in answers):
@@ -195,8 +197,7 @@ class Node(ServedStore):
             with contextlib.suppress(Exception):
                 found = useful(self.replies(calls, replies))
         if found is None:
-            for call in calls:
-                mark_resent(call.ops)  # also those that were answered
+            mark_resent(ops)  # also those that were answered
         done(found)
 
     # Answers
