@@ -18,25 +18,13 @@ local function without(bucket, tags, old, place, tag, width)
   return sub(bucket, 1, place - 1) .. sub(bucket, place + step, tags - 1) .. string.rep('\0', step) .. sub(bucket, tags)
 end
 
-local function remove(key, entry, width, slot, bits)
-  local digest, nonce = sub(entry, 1, width), sub(entry, width + 1)
-  local code, bucket, tags, old, place, tag = (bits and bits.look or look)(key, digest, nonce, slot)
+local function remove(key, digest, nonce, slot, bits)
+  local code, bucket, tags, old, place, tag = look(key, digest, nonce, slot, bits)
   if code == ALREADY and nonce ~= '' then return ABSENT end
   if code ~= OK and code ~= ALREADY then return code end
   if bits then return bits.remove(bucket, tags, digest) or OK end -- there the place stands behind the bucket
-  return put('SET', key, without(bucket, tags, old, place, tag, width), 'KEEPTTL') or OK
+  return put('SET', key, without(bucket, tags, old, place, tag, #digest), 'KEEPTTL') or OK
 end
 
-local a, i = 3, 1
-while i <= count and ARGV[a] do
-  local last = i + tonumber(ARGV[a]) - 1
-  local slot, width = slot_of(tonumber(ARGV[a + 1])), tonumber(ARGV[a + 2])
-  local stale, bits = now_ms > tonumber(ARGV[a + 3]), width == DENSE_WIDTH and dense(slot)
-  a = a + 4
-  for k = i, last do
-    reply[k + 1] = stale and STALE or remove(keys[before + k], ARGV[a], width, slot, bits)
-    a = a + 1
-  end
-  i = last + 1
-end
+each_id(3, remove)
 return reply

@@ -5,6 +5,8 @@
 --          consumed: if 1, a token that its owner consumed in one step is also issued again
 -- returns  {now_us, i, code, ...}: a pair for each key that was not released: LOST, FOREIGN, TOO_LARGE, ELSEWHERE, REFUSED
 
+-- Here stands _runs.lua.
+
 -- Returns the record as it stands after the release. The owner did nothing under this key, so the next request may
 -- differ: the fingerprint goes. A token is issued again and keeps its subject.
 local function freed(record)
@@ -31,19 +33,5 @@ local function release(key, proof, consumed)
   return OK
 end
 
-local a, i = 3, 1
-while i <= count do
-  local last = i + tonumber(ARGV[a]) - 1
-  local consumed = ARGV[a + 1] == '1'
-  a = a + 2
-  for k = i, last do
-    local code = release(keys[before + k], ARGV[a], consumed)
-    if code ~= OK then
-      reply[#reply + 1] = k
-      reply[#reply + 1] = code
-    end
-    a = a + 1
-  end
-  i = last + 1
-end
+each_run(1, release, function(a) return ARGV[a] == '1' end)
 return reply

@@ -4,7 +4,9 @@
 -- ARGV     after floor_us and limit, runs: count, lease_ms, keep_ms; then a proof (fence and owner) per key
 -- returns  {now_us, i, code, ...}: a pair for each key that was not renewed: LOST, FOREIGN, TOO_LARGE, ELSEWHERE, REFUSED
 
-local function renew(key, deadline, keep, proof)
+-- Here stands _runs.lua.
+
+local function renew(key, proof, deadline, keep)
   local record, fault = owned(key, proof)
   if not record then return fault end
   local state = sub(record, 2, 2)
@@ -18,19 +20,5 @@ local function renew(key, deadline, keep, proof)
   return OK
 end
 
-local a, i = 3, 1
-while i <= count do
-  local last = i + tonumber(ARGV[a]) - 1
-  local deadline, keep = pack(from_ms + tonumber(ARGV[a + 1]), 6), ARGV[a + 2]
-  a = a + 3
-  for k = i, last do
-    local code = renew(keys[before + k], deadline, keep, ARGV[a])
-    if code ~= OK then
-      reply[#reply + 1] = k
-      reply[#reply + 1] = code
-    end
-    a = a + 1
-  end
-  i = last + 1
-end
+each_run(2, renew, function(a) return pack(from_ms + tonumber(ARGV[a]), 6), ARGV[a + 1] end)
 return reply

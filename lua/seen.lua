@@ -9,17 +9,5 @@
 
 -- Here stands _look.lua.
 
-local a, i = 3, 1
-while i <= count and ARGV[a] do
-  local last = i + tonumber(ARGV[a]) - 1
-  local slot, width = slot_of(tonumber(ARGV[a + 1])), tonumber(ARGV[a + 2])
-  local stale, bits = now_ms > tonumber(ARGV[a + 3]) or now_ms < tonumber(ARGV[a + 4]), width == DENSE_WIDTH and dense(slot)
-  a = a + 5
-  for k = i, last do
-    local digest, nonce = sub(ARGV[a], 1, width), sub(ARGV[a], width + 1)
-    reply[k + 1] = stale and STALE or (bits and bits.look or look)(keys[before + k], digest, nonce, slot)
-    a = a + 1
-  end
-  i = last + 1
-end
+each_id(4, look)
 return reply

@@ -4,7 +4,9 @@
 -- ARGV     after floor_us and limit, runs: count, keep_ms; then a proof (fence and owner) per key
 -- returns  {now_us, i, code, ...}: a pair for each key that was not touched: LOST, FOREIGN, TOO_LARGE, ELSEWHERE, REFUSED
 
-local function touch(key, keep, proof)
+-- Here stands _runs.lua.
+
+local function touch(key, proof, keep)
   local record, fault = owned(key, proof)
   if not record then return fault end
   local state = sub(record, 2, 2)
@@ -14,18 +16,5 @@ local function touch(key, keep, proof)
   return write_again(key) or OK
 end
 
-local a, i = 3, 1
-while i <= count do
-  local last, keep = i + tonumber(ARGV[a]) - 1, ARGV[a + 1]
-  a = a + 2
-  for k = i, last do
-    local code = touch(keys[before + k], keep, ARGV[a])
-    if code ~= OK then
-      reply[#reply + 1] = k
-      reply[#reply + 1] = code
-    end
-    a = a + 1
-  end
-  i = last + 1
-end
+each_run(1, touch, function(a) return ARGV[a] end)
 return reply

@@ -194,12 +194,12 @@ TOKENS_AND_MACHINES = {
     "lua/issue.lua": [
         Mutant(
             "The repetition of an issue is refused.",
-            "if not record or sub(record, 18) ~= ARGV[a] then",
-            "if true then",
+            "if not record or sub(record, 18) ~= tail then return fault or FOREIGN end",
+            "do return fault or FOREIGN end",
         ),
         Mutant(
             "A token that was issued can be issued for another subject.",
-            "if not record or sub(record, 18) ~= ARGV[a] then",
+            "if not record or sub(record, 18) ~= tail then",
             "if not record then",
         ),
     ],

@@ -57,7 +57,7 @@ def whole_source(name: str) -> str:
     """The script with the shared texts that it names, but those that every script of its kind has."""
     text, places = (
         lua_source(name),
-        re.compile(r" *-- Here stands (_claims|_look|_remember|_unless|_also)\.lua\.\n"),
+        re.compile(r" *-- Here stands (_claims|_look|_remember|_runs|_unless|_also)\.lua\.\n"),
     )
     while places.search(text):
         text = places.sub(lambda line: lua_source(line[1]), text)
@@ -98,7 +98,7 @@ class Header:
 
 def test_every_verb_has_exactly_one_file() -> None:
     """And there are no other files but the shared ones."""
-    shared = {"also", "batch", "claims", "dense", "ledger", "look", "record", "remember", "unless"}
+    shared = {"also", "batch", "claims", "dense", "ledger", "look", "record", "remember", "runs", "unless"}
     assert sorted([*VERBS, *(f"_{name}" for name in shared)]) == FILES
 
 
@@ -288,6 +288,7 @@ def test_the_script_steps_over_a_run_as_far_as_the_header_says(name: str) -> Non
         expected += [len(header.further_fields()), further.per_key]
     source = whole_source(name)
     steps = [int(step) for step in re.findall(r"^ +a = a \+ (\d+)$", source, flags=re.M)]
+    steps += [1 + int(heads) for heads in re.findall(r"^each_(?:run|id)\((\d+),", source, flags=re.M)]
     if "a = a + 1 + each" in source:  # one key and two arguments, or two keys and three arguments
         steps += [2, 3]
     assert sorted(steps) == sorted(expected)
