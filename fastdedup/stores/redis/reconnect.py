@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any
 
 import hiredis
@@ -133,6 +134,21 @@ async def dial(target: Target, timeout: float, on_push: OnPush | None, check: Ch
         connection.abort("not usable")
         raise
     return connection
+
+
+@asynccontextmanager
+async def lent(
+    server: Target, timeout: float, connection: RedisConnection | None = None
+) -> AsyncIterator[RedisConnection]:
+    """Lend a server's open connection for some questions; if it has none, a new one, which is dropped afterwards."""
+    if connection is not None:
+        yield connection
+        return
+    own = RedisConnection(await server.connection(timeout))
+    try:
+        yield own
+    finally:
+        own.abort("its question is answered, or given up")
 
 
 def check_version(info: Any) -> None:

@@ -17,6 +17,7 @@ from ..base import Credentials
 from .errors import LoginRefusedError, MistakeError, translate
 from .first_good import NoneGoodError, first_good
 from .latest_primary import NO_EPOCH, LatestPrimary, NamedPrimary
+from .reconnect import lent
 from .scripts import pack
 from .url import Address, GroupURL, ServerURL, hang_up, is_database, question
 
@@ -146,29 +147,20 @@ class SentinelTarget:
         )
 
     async def _ask(self, sentinel: ServerURL, timeout: float) -> NamedPrimary:
-        connection: AbstractConnection | None = None
         try:
-            async with asyncio.timeout(timeout):
-                connection = await sentinel.connection(timeout)
-                named = await self._answer(connection)
+            async with asyncio.timeout(timeout), lent(sentinel, timeout) as link:
+                # The first reply is an error if the login may not ask for the epoch; the second one tells why.
+                about, address = await link.send_many(self.question, 2)
+            if isinstance(address, Exception):
+                raise address
+            named = read_answer(about, address)
         except Exception as error:  # noqa: BLE001 -- translated, or raised again
             raise _sentinel_fault(error, sentinel) from None
-        finally:
-            if connection is not None:
-                await hang_up(connection)
         if named is None:
             raise UnknownServiceError(
                 f"{self.name}: the sentinels that answer do not know this service: check its name in the URL"
             )
         return named
-
-    async def _answer(self, connection: AbstractConnection) -> NamedPrimary | None:
-        await connection.send_packed_command(self.question)
-        try:
-            about = await connection.read_response(disable_decoding=True)
-        except driver.ResponseError:
-            about = None  # it does not know the service, or the login may not ask; the next reply tells which
-        return read_answer(about, await connection.read_response(disable_decoding=True))
 
     async def _primary_at(self, address: Address, timeout: float) -> AbstractConnection:
         server = await self.server.at(address).logged_in()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -12,8 +12,9 @@ from typing import Any
 from ....tasks import stop
 from ..connection import RedisConnection
 from ..former_clock import MAX_SKEW
+from ..reconnect import lent
 from ..scripts import pack
-from ..url import Address, ServerURL, hang_up, question
+from ..url import Address, ServerURL
 
 _EVERY = 60.0
 """Seconds between two readings of all clocks."""
@@ -122,18 +123,8 @@ async def read_clock(server: ServerURL, connection: RedisConnection | None, time
     Raises:
         Exception: the server does not answer within `timeout` seconds, or refuses to tell its time.
     """
-    async with asyncio.timeout(timeout):
-        if connection is not None:
-            return await _reading(lambda: connection.send(pack("TIME")))
-        own = await server.connection(timeout)
-        try:
-            return await _reading(lambda: question(own, "TIME"))
-        finally:
-            await hang_up(own)
-
-
-async def _reading(ask: Callable[[], Awaitable[Any]]) -> Reading:
-    sent = time.monotonic()
-    seconds, microseconds = await ask()
-    took = time.monotonic() - sent
-    return Reading(int(seconds) + int(microseconds) / 1e6 - sent - took / 2, took / 2)
+    async with asyncio.timeout(timeout), lent(server, timeout, connection) as link:
+        sent = time.monotonic()
+        seconds, microseconds = await link.send(pack("TIME"))
+        took = time.monotonic() - sent
+        return Reading(int(seconds) + int(microseconds) / 1e6 - sent - took / 2, took / 2)

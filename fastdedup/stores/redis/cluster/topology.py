@@ -6,18 +6,16 @@ import asyncio
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Generic, Protocol, TypeVar
-
-import redis.exceptions as driver
+from typing import Generic, Protocol, TypeVar
 
 from ....errors import ConfigError, DedupError, UnavailableError
 from ....tasks import outcome_of, patience, stop
 from ..connection import RedisConnection
 from ..errors import MistakeError, translate
 from ..first_good import NoneGoodError, first_good
-from ..reconnect import Reconnector
+from ..reconnect import Reconnector, lent
 from ..scripts import pack
-from ..url import Address, ServerURL, hang_up, question
+from ..url import Address, ServerURL
 from .slots import SLOTS, Layout, read_layout, slot_of
 
 _QUESTION = pack("CLUSTER", "INFO") + pack("CLUSTER", "SLOTS")
@@ -285,11 +283,8 @@ async def ask(server: ServerURL, connection: RedisConnection | None, timeout: fl
         if connection is None:
             server = await server.logged_in()
         timeout = await patience(timeout)
-        async with asyncio.timeout(timeout):
-            if connection is not None:
-                info, slots = await connection.send_many(_QUESTION, 2)
-            else:
-                info, slots = await _ask_anew(server, timeout)
+        async with asyncio.timeout(timeout), lent(server, timeout, connection) as link:
+            info, slots = await link.send_many(_QUESTION, 2)
         if isinstance(slots, Exception):
             raise slots
     except Exception as error:  # noqa: BLE001 -- translated, or raised again
@@ -297,18 +292,6 @@ async def ask(server: ServerURL, connection: RedisConnection | None, timeout: fl
     if not slots:
         raise UnavailableError(f"{server.name}: the cluster has no slots assigned")
     return read_layout(slots, info, server.address[0])
-
-
-async def _ask_anew(server: ServerURL, timeout: float) -> tuple[Any, Any]:
-    connection = await server.connection(timeout)
-    try:
-        try:
-            info = await question(connection, "CLUSTER", "INFO")
-        except driver.ResponseError:
-            info = None
-        return info, await question(connection, "CLUSTER", "SLOTS")
-    finally:
-        await hang_up(connection)
 
 
 def _fault(error: Exception, name: str) -> Exception:
