@@ -17,7 +17,7 @@ from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 from time import monotonic_ns
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, NamedTuple, cast
 
 from ...errors import ConfigError, too_large
 from ...kernel.answers import verdict
@@ -34,6 +34,7 @@ from ...ledger.ids import nonces_beside
 from ...ledger.operations import IdOp
 from ...model import Outcome
 from .errors import FORBIDDEN
+from .ledger_arguments import UNLESS
 
 Args = list[str | bytes | int]
 Call = tuple[list[bytes], Args]
@@ -173,19 +174,18 @@ def pack_parts(command: Sequence[object], head: bytes = b"", heads: int = 0) -> 
     return b"".join(out)
 
 
-class Script(Protocol):
-    """Packs the operations of one verb and reads their reply."""
+class Face(NamedTuple):
+    """The Python side of a verb's script.
 
-    def call(self, ops: Sequence[Any]) -> Call:
-        """Return the keys, and ARGV without the floor and the limit that every script takes first."""
-        ...
+    Attributes:
+        call: returns the keys of some operations, and ARGV without the floor and the limit that every script takes
+            first.
+        read: returns a reply for each operation, from the operations, the script's reply, whose first item is the
+            server's time in microseconds, and the floor that the call sent.
+    """
 
-    def read(self, ops: Sequence[Any], reply: list[Any], floor_us: int = 0) -> Sequence[Reply]:
-        """Return one reply per operation. `reply[0]` is the server's time in microseconds.
-
-        `floor_us`: the floor that the call sent.
-        """
-        ...
+    call: Callable[[Sequence[Any]], Call]
+    read: Callable[..., Sequence[Reply]]
 
 
 _TAKING_LEDGERS: Final = (Verb.CLAIM, Verb.SETTLE)
@@ -196,7 +196,7 @@ class LoadedScript:
 
     __slots__ = ("_names_calls", "call", "head", "read", "sha", "text", "with_ledger")
 
-    def __init__(self, verb: Verb, face: Script, *, with_ledger: bool = False) -> None:
+    def __init__(self, verb: Verb, face: Face, *, with_ledger: bool = False) -> None:
         ledger = lua_source("_ledger") if verb.row.keys is Keys.BUCKET else ""
         self.text = script_text(ledger + lua_source(verb.value), with_ledger=with_ledger)
         self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
@@ -252,56 +252,52 @@ def ops_of_keys(ops: Sequence[Op]) -> list[int]:
     return [place for place, op in enumerate(ops) for _ in range(1 if op.remembering is None else 2)]
 
 
-class ClaimScript:
-    """`claim.lua`. `pack_unless`: packs a run of claims with a ledger."""
+def call_claims(ops: Sequence[ClaimOp]) -> Call:
+    """See the header of `claim.lua`."""
+    if len(ops) == 1 and ops[0].unless is None:
+        return [ops[0].wire], [1, *ops[0].terms.header, ops[0].tail]
+    keys: list[bytes] = []
+    args: Args = []
+    start = 0
+    for terms, size in runs_of(ops):
+        run = ops if size == len(ops) else ops[start : start + size]
+        start += size
+        if terms.remembered:
+            keys += both_keys(run)
+            args += UNLESS.pack(run)
+            continue
+        keys += [op.wire for op in run]
+        args.append(size)
+        args += terms.header
+        args += [op.tail for op in run]
+    return keys, args
 
-    def __init__(self, pack_unless: Callable[[Sequence[ClaimOp]], Args]) -> None:
-        self._pack_unless = pack_unless
 
-    def call(self, ops: Sequence[ClaimOp]) -> Call:
-        """See the header of the script."""
-        if len(ops) == 1 and ops[0].unless is None:
-            return [ops[0].wire], [1, *ops[0].terms.header, ops[0].tail]
-        keys: list[bytes] = []
-        args: Args = []
-        start = 0
-        for terms, size in runs_of(ops):
-            run = ops if size == len(ops) else ops[start : start + size]
-            start += size
-            if terms.remembered:
-                keys += both_keys(run)
-                args += self._pack_unless(run)
-                continue
-            keys += [op.wire for op in run]
-            args.append(size)
-            args += terms.header
-            args += [op.tail for op in run]
-        return keys, args
+def read_claims(ops: Sequence[ClaimOp], reply: list[Any], floor_us: int = 0) -> Sequence[Reply]:
+    """Return a Verdict for each claim. The fresh claims of a run share one: only their owners differ."""
+    now_us = cast(int, reply[0])
+    fence = now_us if now_us > floor_us else floor_us + 1
+    if len(ops) == len(reply) == 1:
+        return [Verdict(_ACQUIRED, fence=fence, attempt=1, left_ms=ops[0].terms.lease_ms)]
+    verdicts: list[Reply] = []
+    runs = runs_of(ops)
+    for terms, size in runs:
+        fresh = Verdict(_ACQUIRED, fence=fence, attempt=1, left_ms=terms.lease_ms)
+        verdicts += [fresh] * size
+    now_ms = ceil_ms(now_us)
+    places = ops_of_keys(ops) if any(terms.remembered for terms, _ in runs) else range(len(ops))
+    for at in range(1, len(reply), 3):
+        place = places[reply[at] - 1]
+        verdicts[place] = _met(ops[place], reply[at + 1], reply[at + 2], now_ms)
+    return verdicts
 
-    def read(self, ops: Sequence[ClaimOp], reply: list[Any], floor_us: int = 0) -> Sequence[Reply]:
-        """Return a Verdict for each claim. The fresh claims of a run share one: only their owners differ."""
-        now_us = cast(int, reply[0])
-        fence = now_us if now_us > floor_us else floor_us + 1
-        if len(ops) == len(reply) == 1:
-            return [Verdict(_ACQUIRED, fence=fence, attempt=1, left_ms=ops[0].terms.lease_ms)]
-        verdicts: list[Reply] = []
-        runs = runs_of(ops)
-        for terms, size in runs:
-            fresh = Verdict(_ACQUIRED, fence=fence, attempt=1, left_ms=terms.lease_ms)
-            verdicts += [fresh] * size
-        now_ms = ceil_ms(now_us)
-        places = ops_of_keys(ops) if any(terms.remembered for terms, _ in runs) else range(len(ops))
-        for at in range(1, len(reply), 3):
-            place = places[reply[at] - 1]
-            verdicts[place] = self._met(ops[place], reply[at + 1], reply[at + 2], now_ms)
-        return verdicts
 
-    def _met(self, op: ClaimOp, code: int, record: bytes, now_ms: int) -> Reply:
-        if code in ONLY_CODES:
-            return answer_of(op, code)
-        if op.unless is not None and code == _UNKNOWN:
-            return Verdict(Outcome.SUCCEEDED)  # only the ledger knows of it
-        return Code.STALE if code == _STALE else verdict(code, record, now_ms)
+def _met(op: ClaimOp, code: int, record: bytes, now_ms: int) -> Reply:
+    if code in ONLY_CODES:
+        return answer_of(op, code)
+    if op.unless is not None and code == _UNKNOWN:
+        return Verdict(Outcome.SUCCEEDED)  # only the ledger knows of it
+    return Code.STALE if code == _STALE else verdict(code, record, now_ms)
 
 
 def runs_of(ops: Sequence[ClaimOp]) -> Sequence[tuple[Terms, int]]:

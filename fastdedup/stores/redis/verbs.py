@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from itertools import groupby
-from typing import Any, Final, NamedTuple, assert_never, cast
+from typing import Any, Final, assert_never, cast
 
 from ...kernel.codes import Code
 from ...kernel.operations import AdoptOp, Op, Reply, SettleOp, TransitionOp
@@ -14,29 +14,23 @@ from ...kernel.replies import Adopted, StoredForm, TransitionReply, Weight
 from ...kernel.verbs import Effect, Verb
 from ...ledger.operations import FirstOp, LedgerPlace
 from .arguments import ARGUMENTS
-from .ledger_arguments import ALSO, UNLESS
+from .ledger_arguments import ALSO
 from .scripts import (
     ONLY_CODES,
     Args,
     Call,
-    ClaimScript,
+    Face,
     LoadedScript,
-    Script,
     answer_of,
     both_keys,
+    call_claims,
     ceil_ms,
     ops_of_keys,
+    read_claims,
     read_pairs,
 )
 
 _FOREIGN, _TOO_LARGE = Code.FOREIGN.value, Code.TOO_LARGE.value
-
-
-class Face(NamedTuple):
-    """The functions that pack a script's operations and read its reply; see `Script`."""
-
-    call: Callable[[Sequence[Any]], Call]
-    read: Callable[..., Sequence[Reply]]
 
 
 def read_codes(ops: Sequence[Op], reply: list[Any], floor_us: int = 0) -> Sequence[Reply]:
@@ -183,10 +177,10 @@ def reader_of(verb: Verb) -> Callable[..., Sequence[Reply]]:
             assert_never(verb.row.effect)
 
 
-def face_of(verb: Verb) -> Script:
+def face_of(verb: Verb) -> Face:
     """Return the Python side of a verb's script. That of claims is compiled: most operations are such."""
     if verb is Verb.CLAIM:
-        return ClaimScript(UNLESS.pack)
+        return Face(call_claims, read_claims)
     if verb is Verb.SETTLE:
         return Face(call_settle, read_settlings)
     pack = ARGUMENTS[verb].pack

@@ -61,7 +61,7 @@ def read_singles(
     for floor, (op, answer) in enumerate(zip(claims, answers, strict=True), floor_us):
         if type(answer) is not list:
             replies.append(None)
-        elif len(answer) == 1:  # only the time: the claim is fresh; see `ClaimScript.read`
+        elif len(answer) == 1:  # only the time: the claim is fresh; see `read_claims`
             told, fence = answer, max(answer[0], floor + 1)
             replies.append(Verdict(_ACQUIRED, fence=fence, attempt=1, left_ms=lease_ms))
         else:
