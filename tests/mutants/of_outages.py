@@ -34,15 +34,15 @@ REDIS_CLIENT = {
     "fastdedup/stores/redis/listener.py": [
         Mutant(
             "Waiters are not told that their subscription is lost.",
-            '                self._is_deaf(ConnectionError("the subscription to news of freed keys was lost"))\n'
+            '                self._tell(ConnectionError("the subscription to news of freed keys was lost"))\n'
             "                on_freed(None)\n",
-            '                self._is_deaf(ConnectionError("the subscription to news of freed keys was lost"))\n',
+            '                self._tell(ConnectionError("the subscription to news of freed keys was lost"))\n',
             "wait_unheard",
         ),
         Mutant(
             "Waiters are not told that their subscription is back.",
-            "                if self._is_subscribed():\n                    on_freed(None)",
-            "                self._is_subscribed()",
+            "                if self._tell(None):\n                    on_freed(None)",
+            "                self._tell(None)",
             "wait_resubscribed",
         ),
     ],

@@ -65,10 +65,11 @@ class Listener:
         self._look = look
         # Mutable: the connection that is subscribed, or the last that was.
         self.connection: RedisConnection | None = None
-        # Mutable: the task that listens; a future that is done while it is subscribed, and has the last error while
-        # it is not; whether the server has sent anything in the present interval; whether it was closed for good.
+        # Mutable: the task that listens; whether it has tried to subscribe, and the error if it is not subscribed;
+        # whether the server has sent anything in the present interval; whether it was closed for good.
         self._task: asyncio.Task[None] | None = None
-        self._ready: asyncio.Future[None] | None = None
+        self._tried = False
+        self._fault: Exception | None = None
         self._heard = False
         self._closed = False
         self._first_callers = Crowd()
@@ -81,12 +82,13 @@ class Listener:
         """
         if self._closed:
             raise ConnectionError("the store was closed")
-        if self._task is None or self._task.done() or self._ready is None:
-            self._ready = asyncio.get_running_loop().create_future()
+        if self._task is None or self._task.done():
+            self._tried = False
             self._task = asyncio.create_task(self._run(on_freed), name="fastdedup-listener")
-        while not self._ready.done():
+        while not self._tried:
             await self._first_callers.wait()
-        self._ready.result()
+        if self._fault is not None:
+            raise self._fault.with_traceback(None)
 
     def leave(self, reason: str) -> None:
         """Drop the connection, so that a new subscription is made."""
@@ -98,7 +100,7 @@ class Listener:
         self._closed = True
         if self._task is not None:
             await stop(self._task)
-        self._is_deaf(ConnectionError("the store was closed"))
+        self._tell(ConnectionError("the store was closed"))
 
     async def _run(self, on_freed: OnFreed) -> None:
         pauses = 0
@@ -107,14 +109,14 @@ class Listener:
                 try:
                     self.connection = connection = await self._subscribe(on_freed)
                 except Exception as error:  # noqa: BLE001 -- the callers of `start` get it and translate it
-                    self._is_deaf(error)
+                    self._tell(error)
                     await asyncio.sleep(self._backoff.pause(pauses))
                     pauses += 1
                     continue
-                if self._is_subscribed():
+                if self._tell(None):
                     on_freed(None)
                 await self._until_ended(connection)
-                self._is_deaf(ConnectionError("the subscription to news of freed keys was lost"))
+                self._tell(ConnectionError("the subscription to news of freed keys was lost"))
                 on_freed(None)
                 pauses = 0
                 await asyncio.sleep(_PAUSE)
@@ -122,22 +124,12 @@ class Listener:
             if self.connection is not None:
                 self.connection.abort("no longer listening")
 
-    def _is_subscribed(self) -> bool:
-        """Let `start` return from now on; return True if it has raised before, so that news may have been lost."""
-        again = self._ready is not None and self._ready.done()
-        if self._ready is None or again:
-            self._ready = asyncio.get_running_loop().create_future()
-        self._ready.set_result(None)
+    def _tell(self, fault: Exception | None) -> bool:
+        """Let `start` return from now on, or raise this error. True if it did so before: news may have been lost."""
+        again = self._tried
+        self._tried, self._fault = True, fault
         self._first_callers.wake()
         return again
-
-    def _is_deaf(self, error: Exception) -> None:
-        """Let `start` raise this error from now on."""
-        if self._ready is None or self._ready.done():
-            self._ready = asyncio.get_running_loop().create_future()
-        self._ready.set_exception(error)
-        self._ready.exception()  # marks it as retrieved: the callers of `start` may have been cancelled
-        self._first_callers.wake()
 
     async def _until_ended(self, connection: RedisConnection) -> None:
         """Return once the connection has ended. A frozen server or a cut cable, which give no sign, count too."""
