@@ -188,6 +188,17 @@ class InboxRules(TableRules):
 
     # Flows
 
+    def _check(self, sql: Dialect) -> Flow[None]:
+        yield from super()._check(sql)
+        if any(self.max_result > most for most in sql.most_bytes.values()):
+            kind = (yield from sql.columns())["result"]
+            most = sql.most_bytes.get(kind, self.max_result)
+            if self.max_result > most:
+                raise ConfigError(
+                    f"the column result of {self.table_name} is {kind}, which holds {most} bytes, and "
+                    f"max_result={self.max_result} allows more: give the column a longer type, or lower max_result="
+                )
+
     def receive(
         self, database: Database, row_id: bytes, busy: Busy, mark: bytes | None = None
     ) -> Flow[Found]:

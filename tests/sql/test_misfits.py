@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,22 @@ async def test_a_table_that_does_not_fit_is_told(party: Party, key: str) -> None
         async with party.transaction():
             with pytest.raises(ConfigError, match=rf"the table {table} is no inbox: .*{fault}"):
                 await party.receive(party.inbox(table=table), key)
+
+
+async def test_a_limit_of_results_above_the_columns_own_is_told(
+    of: Callable[[str], Opener], key: str
+) -> None:
+    """A server that is not strict would cut a result without an error."""
+    async with of("aiomysql")() as party:
+        table, most = party.place.fresh_table(), 2**24 - 1
+        party.place.create(table)
+        async with party.transaction():
+            assert (await party.receive(party.inbox(table=table, max_result=most), key)).first
+            with pytest.raises(ConfigError, match=rf"{table} is mediumblob, which holds {most} bytes"):
+                await party.receive(party.inbox(table=table, max_result=most + 1), key)
+        party.place.sql(f"ALTER TABLE {table} MODIFY result LONGBLOB")
+        async with party.transaction():
+            assert not (await party.receive(party.inbox(table=table, max_result=most + 1), key)).first
 
 
 async def test_purge_and_stats_tell_of_a_table_as_well(party: Party) -> None:

@@ -115,6 +115,8 @@ class Dialect(ABC):
     """The type of the column `fingerprint`."""
     column_types: ClassVar[dict[str, tuple[str, ...]]]
     """The types that each column may have."""
+    most_bytes: ClassVar[dict[str, int]] = {}
+    """By type, the most bytes of a column `result`, if a setting lets the database cut a longer result."""
     _insert_one: str
     _insert_marked: str
     """The statements of `insert_one`, without a fingerprint and with one."""

@@ -56,6 +56,7 @@ class MySQL(Dialect):
         "at": ("datetime(3)", "datetime(6)"),
         "result": ("mediumblob", "longblob"),
     }
+    most_bytes: ClassVar[dict[str, int]] = {"mediumblob": (1 << 24) - 1}
 
     @staticmethod
     def fault(error: BaseException) -> DatabaseFault | None:
