@@ -28,7 +28,8 @@ from ..sql.bridge import SyncBegin as Begin
 from ..sql.dialects import DIALECTS, TableName, dialect_of
 from ..sql.dialects.base import Figures
 from ..sql.faults import words_of
-from ..sql.purge import MOST_ROWS, Ticker, figures_of, purge_table
+from ..sql.purge import MOST_ROWS, figures_of
+from ..sql.purge import purge as purge_table
 from ..sql.rules import TABLE, TableRules
 from .tables import facts_table
 from .terminal import bar_console, json_option, print_json, with_options
@@ -264,10 +265,13 @@ def purged(rules: TableRules, begin: Begin, batch: int | None, console: Console 
             ages = drive(figures_of(rules, BLOCKING, begin, rules.keep)).ages
             progress.update(task, total=sum(rows for age, rows in ages if age))
         progress.update(task, description="Purging")
-        ticker = Ticker(rules, batch, lambda rows: progress.advance(task, rows))
-        drive(purge_table(ticker, BLOCKING, begin))
-        progress.update(task, total=ticker.total)  # others may have deleted some, or some have grown old
-    return ticker.total
+        total = drive(
+            purge_table(
+                rules, BLOCKING, begin, batch=batch, on_batch=lambda rows: progress.advance(task, rows)
+            )
+        )
+        progress.update(task, total=total)  # others may have deleted some, or some have grown old
+    return total
 
 
 @inbox.command(short_help="Show a table's rows by age, and its bytes on disk.")

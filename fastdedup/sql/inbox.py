@@ -12,7 +12,7 @@ from .any_inbox import DAY, AnyInbox
 from .bridge import AWAITING, Begin
 from .dialects.base import Figures
 from .once import ATTEMPTS, OnceRules, once
-from .purge import Ticker, figures_of, purge
+from .purge import figures_of, purge
 from .receipt import Receipt
 from .rules import Busy
 from .signatures import OnceFunction
@@ -162,8 +162,8 @@ class Inbox(AnyInbox[Begin]):
         """
         if leader is not None:
             check_dedup(leader, Dedup, "purge(leader=…)")
-        ticker = Ticker(self._rules, batch, on_batch)
-        return await purge(ticker, self.bridge, self.beginning(begin), leader)
+        beginning = self.beginning(begin)
+        return await purge(self._rules, self.bridge, beginning, leader=leader, batch=batch, on_batch=on_batch)
 
     async def stats(self, *, begin: Begin | None = None, stretch: Seconds = DAY) -> Figures:
         """Return the table's figures: rows, bytes, the oldest row's age, and the rows by age. Reads the whole index.

@@ -22,7 +22,7 @@ from ..sql.bridge import SyncBegin as Begin
 from ..sql.dialects.base import Figures
 from ..sql.local_calls import LocalCalls, ThreadEnd, count_wait
 from ..sql.once import ATTEMPTS, MENDING, Once, OnceRules, Settle, Transactions, bypassed, claim_at
-from ..sql.purge import Ticker, figures_of, purge
+from ..sql.purge import figures_of, purge
 from ..sql.receipt import AnyReceipt
 from ..sql.rules import Busy
 from ..sql.signatures import OnceFunction, arguments_before, hide_transaction
@@ -128,8 +128,8 @@ class Inbox(AnyInbox[Begin]):
         """Delete the rows that are older than `keep`, in batches; see `fastdedup.sql.Inbox.purge`."""
         if leader is not None:
             check_dedup(leader, Dedup, "purge(leader=…)")
-        ticker = Ticker(self._rules, batch, on_batch)
-        return drive(purge(ticker, BLOCKING, self.beginning(begin), leader))
+        beginning = self.beginning(begin)
+        return drive(purge(self._rules, BLOCKING, beginning, leader=leader, batch=batch, on_batch=on_batch))
 
     def stats(self, *, begin: Begin | None = None, stretch: Seconds = DAY) -> Figures:
         """Return the table's figures; see `fastdedup.sql.Inbox.stats`."""

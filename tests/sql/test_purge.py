@@ -10,9 +10,6 @@ import pytest
 
 from fastdedup import ConfigError, Dedup
 from fastdedup.sql import RetryTransaction
-from fastdedup.sql.dialects import TableName
-from fastdedup.sql.purge import Ticker
-from fastdedup.sql.rules import TableRules
 from fastdedup.sync import Dedup as SyncDedup
 
 from ..waiting import wait_until
@@ -124,15 +121,12 @@ async def test_the_database_lets_one_purge_of_a_table_at_a_time(of: Of, name: st
         assert await first == 5
 
 
-@pytest.mark.parametrize(("kind", "rows"), [("postgresql", 3000), ("mysql", 500), ("sqlite", 1000)])
-def test_a_batch_has_the_databases_own_size_by_default(kind: str, rows: int) -> None:
-    rules = TableRules(TableName("inbox"), HOUR)
-    ticker = Ticker(rules, None, None)
-    ticker.flow((kind,)).close()
-    ticker.deleted(rows)
-    assert ticker.goes_on
-    ticker.deleted(rows - 1)
-    assert not ticker.goes_on
+@pytest.mark.parametrize(("name", "rows"), [("asyncpg", 3000), ("pymysql", 500), ("aiosqlite", 1000)])
+async def test_a_batch_has_the_databases_own_size_by_default(party: Party, rows: int) -> None:
+    table, batches = party.place.fresh_table(), list[int]()
+    await fill(party, table, {HOUR * 2: rows + 1})
+    assert await party.call(inbox_of(party, table).purge, on_batch=batches.append) == rows + 1
+    assert batches == [rows, 1]
 
 
 async def test_a_purge_of_partitions_deletes_no_younger_row(of: Of) -> None:
@@ -261,6 +255,6 @@ async def test_purge_and_stats_need_to_begin(of: Of) -> None:
                 await party.call(attempt)
         for batch in (0, 1 << 63):
             with pytest.raises(ConfigError, match="batch must be"):
-                await party.call(party.inbox().purge, batch=batch)
+                await party.call(inbox_of(party, "any").purge, batch=batch)
         with pytest.raises(ConfigError, match="stretch must be"):
             await party.call(inbox_of(party, "any").stats, stretch=0)
