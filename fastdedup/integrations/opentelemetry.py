@@ -43,8 +43,8 @@ from ..kernel.answers import former_trace
 from ..kernel.owners import TRACE_BYTES
 from ..model import Outcome
 from ..sync.gateway import Dedup as SyncDedup
-from .metrics.otel import SCOPE, Histograms, observations_of, server_of
-from .metrics.watched import is_watchable, watched_gate
+from .metrics.otel import SCOPE, Histograms, server_of, watched_with
+from .metrics.watched import is_watchable
 
 _SETTLINGS = {"completed": "complete", "failed": "fail", "released": "release"}
 _RUNS = {
@@ -238,6 +238,8 @@ def instrument(
         UsageError: the gate is open already.
         ConfigError: `dedup` is not a gate; one of `messages` is neither a consumer nor an inbox.
     """
+    if not isinstance(dedup, Dedup | SyncDedup):
+        raise ConfigError(f"instrument() takes a Dedup, got {named(dedup)}")
     for each in messages:
         if not is_watchable(each):
             raise ConfigError(f"instrument() takes a Dedup, then inboxes and consumers, got {named(each)}")
@@ -246,29 +248,16 @@ def instrument(
     spans = Spans(tracer_provider, keys=keys, roots=roots, links=links)
 
     def attach(connections: Connections) -> None:
-        _attach(connections, spans)
+        counters, observers = connections.count(), connections.common.observers
+        observers.tracing = spans
+        observers.context, observers.span_key = spans.quick_look
         if histograms:
-            connections.count().durations = Histograms(connections, meter_provider)
+            counters.durations = Histograms(connections, meter_provider)
 
-    if isinstance(dedup, SyncDedup):
-        processes = dedup.per_process
-        processes.on_made(lambda made: attach(made.gate.connections))
-        observations_of(meter_provider).add(processes, lambda: watched_gate(processes.present))
-    elif isinstance(dedup, Dedup):
-        connections = dedup.gate.connections
-        attach(connections)
-        observations_of(meter_provider).add(connections, lambda: watched_gate(dedup))
-    else:
-        raise ConfigError(f"instrument() takes a Dedup, got {named(dedup)}")
+    watched = watched_with(meter_provider)
+    watched.add_gate(dedup, attach)
     for each in messages:
-        observations_of(meter_provider).messages.add(each)
-
-
-def _attach(connections: Connections, spans: Spans) -> None:
-    connections.count()
-    observers = connections.common.observers
-    observers.tracing = spans
-    observers.context, observers.span_key = spans.quick_look
+        watched.add(each)
 
 
 def links_of(settlement: Settlement) -> list[Link]:

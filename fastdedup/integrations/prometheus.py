@@ -9,7 +9,7 @@ claim only costs a counter more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -22,13 +22,11 @@ with needs(__name__, "prometheus_client", "'fastdedup[prometheus]'"):
     from prometheus_client.registry import Collector as BaseCollector
 
 from ..checks import named
-from ..core.figures import FIGURES
-from ..core.sums import Sums
 from ..errors import ConfigError
 from ..gateway import Dedup
 from ..metrics import families
 from ..sync.gateway import Dedup as SyncDedup
-from .metrics.watched import WatchedMessages, is_watchable, watched_gate
+from .metrics.watched import Watched, is_watchable
 
 _lock = Lock()
 _collectors: WeakKeyDictionary[CollectorRegistry, FastdedupCollector] = WeakKeyDictionary()
@@ -38,21 +36,14 @@ class FastdedupCollector(BaseCollector):
     """Yields the figures of all watched objects on one registry; `watch` makes it."""
 
     def __init__(self) -> None:
-        # Mutable: the watched objects. A gate of synchronous code is another one in each process.
-        self._gates: dict[int, Callable[[], Dedup]] = {}
-        self._messages = WatchedMessages()
+        self._watched = Watched()
 
     def add(self, watched: Any) -> None:
         """Show the figures of a gate, a consumer or an inbox too. Errors: see `watch`."""
-        if isinstance(watched, Dedup):
-            watched_gate(watched)
-            self._gates[id(watched.gate.connections)] = lambda: watched
-        elif isinstance(watched, SyncDedup):
-            processes = watched.per_process
-            processes.on_made(watched_gate)
-            self._gates[id(processes)] = lambda: processes.present
+        if isinstance(watched, Dedup | SyncDedup):
+            self._watched.add_gate(watched)
         elif is_watchable(watched):
-            self._messages.add(watched)
+            self._watched.add(watched)
         else:
             raise ConfigError(f"watch() takes a Dedup, an Inbox or a consumer, got {named(watched)}")
 
@@ -62,10 +53,7 @@ class FastdedupCollector(BaseCollector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield every family (prometheus_client calls this)."""
-        gates = [watched_gate(find()) for find in self._gates.values()]
-        if gates:
-            yield from families(FIGURES, Sums(gates, self._messages.names()).of)
-        yield from families(self._messages.figures(), lambda figure: figure.read(self._messages))
+        yield from families(self._watched.figures(), self._watched.of)
 
 
 def watch(*watched: Any, registry: CollectorRegistry = REGISTRY) -> FastdedupCollector:

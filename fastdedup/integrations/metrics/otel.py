@@ -8,14 +8,13 @@ from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from opentelemetry import metrics
-from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
+from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observation
 
 from ...core.connections import Connections
 from ...core.figures import FIGURES, STORE_CALL_SECONDS
-from ...core.sums import Sums, WatchedGate
 from ...declarations import BOUNDS, Figure, Labels
 from ...stores.base import ShardedStore
-from .watched import CONSUMERS, INBOXES, WatchedMessages
+from .watched import CONSUMERS, INBOXES, Watched
 
 SCOPE: Final = "fastdedup"
 _OF_REDIS: Final = "Redis at "
@@ -29,55 +28,30 @@ Attributes = dict[str, str | int]
 Observe = Callable[[CallbackOptions], Iterable[Observation]]
 
 
-class Observations:
-    """The sums of all gates that a program instruments with one provider of meters.
-
-    There is one for each provider: of two metrics with one name the SDK would only show the first.
-
-    Args:
-        provider: the provider of meters; the global one by default.
-    """
-
-    def __init__(self, provider: MeterProvider | None) -> None:
-        # Mutable: the functions that find the gates; the consumers and inboxes.
-        self._gates: dict[int, Callable[[], WatchedGate]] = {}
-        self.messages = WatchedMessages()
-        meter = metrics.get_meter(SCOPE, meter_provider=provider)
-        for figure in (*FIGURES, *CONSUMERS, *INBOXES):
-            name = name_of(figure)
-            if name and figure.kind != "histogram":
-                is_gauge = figure.kind == "gauge"
-                create = meter.create_observable_gauge if is_gauge else meter.create_observable_counter
-                read = self._of_gates if figure in FIGURES else self._of_messages
-                create(name, [observing(figure, read)], unit=figure.unit, description=text_of(figure))
-
-    def add(self, gate: object, find: Callable[[], WatchedGate]) -> None:
-        """Show a gate's figures too. `find` returns the object that has them, and keeps the gate alive."""
-        self._gates[id(gate)] = find
-
-    def _of_messages(self, figure: Figure) -> Mapping[Labels, Any]:
-        return figure.read(self.messages)
-
-    def _of_gates(self, figure: Figure) -> Mapping[Labels, Any]:
-        return Sums([find() for find in list(self._gates.values())]).of(figure)
-
-
-_observations: WeakKeyDictionary[MeterProvider, Observations] = WeakKeyDictionary()
-_of_the_global_provider: list[Observations] = []
+_watched: WeakKeyDictionary[object, Watched] = WeakKeyDictionary()
 _lock = Lock()
 
 
-def observations_of(provider: MeterProvider | None) -> Observations:
-    """Return the figures behind a provider's metrics; made once."""
+def watched_with(provider: MeterProvider | None) -> Watched:
+    """Return the object that has the figures behind a provider's metrics; None stands for the global provider.
+
+    It is made once for each provider: of two metrics with one name the SDK would only show the first.
+    """
+    key = metrics.get_meter_provider if provider is None else provider
     with _lock:
-        if provider is None:
-            if not _of_the_global_provider:
-                _of_the_global_provider.append(Observations(None))
-            return _of_the_global_provider[0]
-        found = _observations.get(provider)
-        if found is None:
-            found = _observations[provider] = Observations(provider)
-        return found
+        if key not in _watched:
+            watched = _watched[key] = Watched()
+            _show(watched, metrics.get_meter(SCOPE, meter_provider=provider))
+        return _watched[key]
+
+
+def _show(watched: Watched, meter: Meter) -> None:
+    for figure in (*FIGURES, *CONSUMERS, *INBOXES):
+        name = name_of(figure)
+        if name and figure.kind != "histogram":
+            is_gauge = figure.kind == "gauge"
+            create = meter.create_observable_gauge if is_gauge else meter.create_observable_counter
+            create(name, [observing(figure, watched.of)], unit=figure.unit, description=text_of(figure))
 
 
 def name_of(figure: Figure) -> str:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from ...core.sums import WatchedGate
+from ...core.connections import Connections
+from ...core.figures import FIGURES
+from ...core.sums import Sums, WatchedGate
 from ...declarations import Figure, Labels
 from ...gateway import Dedup
+from ...sync.gateway import Dedup as SyncDedup
 
 _RESULTS: Final = ("first", "duplicate", "retried", "dead_lettered")
 """The outcomes of a delivery: attributes of `fastdedup.messages.Counts`."""
@@ -62,23 +65,30 @@ INBOXES: Final = (
 """The figures of inboxes."""
 
 
-def watched_gate(dedup: Dedup) -> WatchedGate:
-    """Return the present source of a gate's figures. The gate counts from now on.
-
-    Raises:
-        UsageError: the gate is open, and does not count.
-    """
-    connections = dedup.gate.connections
-    return WatchedGate(connections, connections.count(), connections.journals)
-
-
-class WatchedMessages:
-    """Consumers and inboxes whose counts are shown, added up by their names."""
+class Watched:
+    """Gates, consumers and inboxes whose figures are shown together: the counts of equal names are added up."""
 
     def __init__(self) -> None:
-        # Mutable: the watched objects, each once.
+        # Mutable: the watched objects, each once. A gate of synchronous code is another one in each process.
+        self._gates: dict[int, Callable[[], Dedup]] = {}
         self._consumers: dict[int, Any] = {}
         self._inboxes: dict[int, Any] = {}
+
+    def add_gate(
+        self, dedup: Dedup | SyncDedup, attach: Callable[[Connections], object] = Connections.count
+    ) -> None:
+        """Show a gate's figures too. The gate counts from now on; `attach` is called for each process's gate.
+
+        Raises:
+            UsageError: the gate is open, and does not count.
+        """
+        if isinstance(dedup, SyncDedup):
+            processes = dedup.per_process
+            processes.on_made(lambda made: attach(made.gate.connections))
+            self._gates[id(processes)] = lambda: processes.present
+        else:
+            attach(dedup.gate.connections)
+            self._gates[id(dedup.gate.connections)] = lambda: dedup
 
     def add(self, watched: Any) -> None:
         """Show the counts of a consumer or an inbox too; `is_watchable` checks whether it is one."""
@@ -87,13 +97,21 @@ class WatchedMessages:
         else:
             self._consumers[id(watched)] = watched
 
-    def names(self) -> set[str]:
-        """Return the names of the consumers."""
-        return {name for consumer in list(self._consumers.values()) for name in counts_of(consumer)}
-
     def figures(self) -> tuple[Figure, ...]:
-        """Return the figures of the watched objects; `source` reads their values here."""
-        return (*(CONSUMERS if self._consumers else ()), *(INBOXES if self._inboxes else ()))
+        """Return the figures of the watched objects."""
+        groups = (self._gates, FIGURES), (self._consumers, CONSUMERS), (self._inboxes, INBOXES)
+        return tuple(figure for watched, figures in groups if watched for figure in figures)
+
+    def of(self, figure: Figure) -> Mapping[Labels, Any]:
+        """Return a figure's values by those of its labels."""
+        if figure in (*CONSUMERS, *INBOXES):
+            return figure.read(self)
+        every = [find().gate.connections for find in list(self._gates.values())]
+        gates = [WatchedGate(each, each.count(), each.journals) for each in every]
+        consumers = [name for consumer in list(self._consumers.values()) for name in counts_of(consumer)]
+        return Sums(gates, consumers).of(figure)
+
+    # Figures of consumers and inboxes: see the rows' sources
 
     def results(self) -> Counted:
         """Return the outcomes of deliveries, by consumer and result."""
