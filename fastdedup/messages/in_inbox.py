@@ -27,17 +27,8 @@ from ..model import Outcome
 from ..sql.bridge import AWAITING, Begin
 from ..sql.drivers.base import ClosedConnectionError, is_outage
 from ..sql.inbox import Inbox
-from ..sql.once import (
-    ATTEMPTS,
-    MENDING,
-    RENEWED,
-    UNHEARD,
-    CommitUnknown,
-    OnceRules,
-    Transactions,
-    bypassed,
-    wait_at,
-)
+from ..sql.once import MENDING, RENEWED, UNHEARD, Transactions, bypassed, wait_at
+from ..sql.open_transaction import ATTEMPTS, CommitUnknown, OnceRules
 from .decisions import Action, Decision, Reason
 from .delivery import Delivery, is_failure
 from .failed_attempts import FailedAttempts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
@@ -11,6 +12,7 @@ from typing import Any, ClassVar, Final, TypeVar
 from ..errors import ConfigError, UsageError
 from .drivers import Driver, driver_of
 
+log = logging.getLogger("fastdedup.sql")
 T = TypeVar("T")
 Begin = Callable[[], AbstractAsyncContextManager[Any]]
 """Begins a transaction: returns an async context manager that yields it, commits it, or on an error rolls it back."""
@@ -88,7 +90,7 @@ def driver_over(bridge: InboxBridge, transaction: Any) -> Driver:
 
 
 async def within(bridge: InboxBridge, begin: Any, body: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
-    """Run `body` within the block that `begin` returns, and return its result.
+    """Run `body` within the block that `begin` returns, which begins a transaction and commits it; return its result.
 
     An error of `body` is raised, even if the block only logs it: nothing was committed, and the caller must know.
     """
@@ -97,34 +99,22 @@ async def within(bridge: InboxBridge, begin: Any, body: Callable[[Any], Coroutin
     try:
         done = await body(entered)
     except BaseException as error:
-        await bridge.exit(block, error)
+        await roll_back(bridge, block, error)
         raise
     await bridge.exit(block, None)
     return done
 
 
-async def in_transaction(bridge: InboxBridge, begin: Any, body: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
-    """Begin a transaction, run `body` in it, commit, and return the result of `body`; see `within`.
+async def roll_back(bridge: InboxBridge, block: Any, cause: BaseException) -> None:
+    """Roll the transaction of a block back because of an error.
 
-    A cancellation, or what else ends a task or the process, is raised even if the rollback raises its own error.
+    An error of the rollback is only logged: the database rolls back what is not committed.
     """
-    errors: list[BaseException] = []
-
-    async def noted(transaction: Any) -> T:
-        try:
-            return await body(transaction)
-        except BaseException as error:
-            errors.append(error)
-            raise
-
     try:
-        return await within(bridge, begin, noted)
-    except Exception:
-        if errors and not isinstance(errors[0], Exception):
-            raise errors[0]  # the error of the rollback is its context
-        raise
-    finally:
-        errors.clear()  # an error refers to this frame
+        await bridge.exit(block, cause)
+    except Exception as failed:
+        if failed is not cause:
+            log.debug("a transaction was not rolled back by its connection", exc_info=failed)
 
 
 AWAITING: Final = AsyncInboxBridge()

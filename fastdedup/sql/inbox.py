@@ -11,7 +11,8 @@ from ..gateway import Dedup
 from .any_inbox import DAY, AnyInbox
 from .bridge import AWAITING, Begin
 from .dialects.base import Figures
-from .once import ATTEMPTS, OnceRules, once
+from .once import once
+from .open_transaction import ATTEMPTS, OnceRules
 from .purge import figures_of, purge
 from .receipt import Receipt
 from .rules import Busy

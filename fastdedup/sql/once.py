@@ -17,9 +17,7 @@ from collections.abc import Callable, Coroutine
 from time import monotonic, perf_counter
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 
-from ..arguments import CallRules
-from ..backoff import Backoff
-from ..checks import Seconds, check_count, check_decorated, check_dedup, check_wait
+from ..checks import check_decorated, check_dedup
 from ..claim import Claim
 from ..claiming import claim_call
 from ..core.calls import ClaimCall, claim_of, count_claim
@@ -28,134 +26,31 @@ from ..core.options import ClaimOptions
 from ..core.settlement import Settlement
 from ..core.waiting import end_of, wait_by_looks
 from ..downstream import claimed_work
-from ..errors import (
-    ConfigError,
-    DedupError,
-    ForeignRecordError,
-    ResultError,
-    RetryTransaction,
-    UnavailableError,
-    UsageError,
-)
+from ..errors import ConfigError, DedupError, ForeignRecordError, ResultError, UnavailableError
 from ..events import GateBypassed
 from ..gateway import Dedup
-from ..kernel.keyspace import Keyspace, Kind
 from ..keys import Fingerprint
-from ..model import Outcome
 from ..results.declared import Results
-from .bridge import AWAITING, Begin, InboxBridge, in_transaction
-from .dialects import fault_of
-from .drivers import Driver
-from .drivers.base import flush, is_retryable
-from .faults import DatabaseFault
+from .bridge import AWAITING, Begin, InboxBridge
+from .drivers.base import is_retryable
 from .local_calls import Answer, LocalCalls, Name, TaskEnd, count_wait
-from .receipt import AnyReceipt, RowAnswer
-from .rules import Busy, InboxRules, check_busy
+from .open_transaction import CommitUnknown, OnceRules, OpenTransaction, Receive, is_committed_perhaps
+from .receipt import RowAnswer
+from .rules import InboxRules
 from .signatures import OnceFunction, arguments_before, hide_transaction
 
 P = ParamSpec("P")
 T = TypeVar("T")
-Receive = Callable[..., Coroutine[Any, Any, AnyReceipt]]
-"""The flow of `Inbox.receive`."""
 Work = Callable[[Any], Coroutine[Any, Any, Any]]
 """Does the work in a transaction; it suspends only in async code."""
 Settle = Callable[[Settlement], Coroutine[Any, Any, Any]]
 """Tells the gate the outcome of a claim."""
-ATTEMPTS: Final = 5
-"""Transactions of one call by default."""
-_BACKOFF = Backoff(0.01, 1.0, growth=2.0, steady=0.0)
 MENDING: Final = 1.0
 """Seconds to tell the gate of a committed row: the row decides anyway, so the caller does not wait longer."""
 RENEWED: Final = ClaimOptions(renew=True)
 """The settings of a claim at the gate for work that runs in a transaction."""
 LOOK: Final = 1.0
 """Seconds of each look of a caller that waits at the gate: it notices after at most these that the gate is away."""
-
-
-class OnceRules:
-    """The settings of one decorated function, checked once, and the decisions that need no I/O."""
-
-    def __init__(
-        self,
-        inbox: InboxRules,
-        calls: CallRules,
-        gate: Any,
-        wait: Seconds | None,
-        busy: Busy,
-        attempts: int,
-    ) -> None:
-        self.inbox = inbox
-        self.calls = calls
-        self.gate = gate
-        self.wait = check_wait(wait)
-        self.busy = check_busy(busy)
-        self.attempts = check_count(attempts, "attempts")
-        # Mutable: whether `begin` was seen to commit.
-        self.proven = self.refuted = False
-
-    def results_of(self, function: Callable[..., Any]) -> Results:
-        """Return how the results of a function that is about to be decorated are kept. See `DecoratedFunctions` too.
-
-        Raises:
-            ConfigError: its declared type cannot come back.
-        """
-        self.inbox.decorated.tell(function, self.calls, self.inbox.name)
-        return Results(function, self.inbox.codec)
-
-    def gate_wire(self, name: str) -> bytes:
-        """Return the store key of a key at the gate, even if the gate was not reached."""
-        settings = self.gate.settings
-        return Keyspace(settings.namespace, Kind.CLAIM, readable=settings.readable_keys).wire(name)
-
-    def check_outermost(self, driver: Driver) -> None:
-        """Check that a COMMIT is final, if a gate will learn of it.
-
-        Raises:
-            UsageError: the transaction is a part of another one.
-        """
-        if self.gate is not None and driver.is_nested():
-            raise UsageError(
-                "begin= is within another transaction, whose rollback would undo work that the gate has recorded: "
-                "begin the outermost one (in Django atomic(durable=True), outside of ATOMIC_REQUESTS), or leave "
-                "gate= out"
-            )
-
-    def prove(self, outcome: Outcome) -> None:
-        """Note the outcome of a second look at a committed key.
-
-        Raises:
-            ConfigError: the key's row is missing. It existed before the COMMIT: `InboxRules.finish` has looked.
-        """
-        if outcome is Outcome.ACQUIRED:
-            self.refuted = True
-            raise ConfigError(
-                "begin= does not commit, so the work was rolled back: give it what commits as its block ends, such "
-                "as Session.begin, not Session; engine.begin, not engine.connect"
-            )
-        self.proven, self.refuted = outcome is Outcome.SUCCEEDED, False
-
-    def pause(self, attempt: int, error: Exception) -> float:
-        """Return the seconds until the transaction is run again.
-
-        Raises:
-            RetryTransaction: that was the last attempt.
-        """
-        if attempt >= self.attempts:
-            raise RetryTransaction(
-                f"the database has ended {attempt} transactions of this call, one after another: deliver it again "
-                "later, or raise attempts="
-            ) from error
-        return pause_after(attempt)
-
-
-def pause_after(attempt: int) -> float:
-    """Return the seconds until a transaction is run again: a random part of a pause that grows with each attempt."""
-    return _BACKOFF.pause(attempt)
-
-
-def is_committed_perhaps(error: BaseException) -> bool:
-    """True if it is unknown after this error of a COMMIT whether it took effect: its reply was lost."""
-    return fault_of(error) is DatabaseFault.UNKNOWN
 
 
 UNHEARD: Final = (UnavailableError, ForeignRecordError, ResultError)
@@ -165,14 +60,6 @@ UNHEARD: Final = (UnavailableError, ForeignRecordError, ResultError)
 def bypassed(dedup: Dedup, rules: InboxRules, error: DedupError) -> None:
     """Report that the gate does not answer, or that its answer cannot be read."""
     dedup.gate.connection.report(GateBypassed(dedup.settings.namespace, rules.name, str(error)))
-
-
-class CommitUnknown(Exception):
-    """Carries the error of a COMMIT whose reply was lost."""
-
-    def __init__(self, error: BaseException) -> None:
-        super().__init__()
-        self.error = error
 
 
 def once(
@@ -395,65 +282,26 @@ class Transactions:
 
     async def _attempt(self, key: str) -> RowAnswer:
         """Run one transaction."""
-        rules = self.rules
-        receipt: Any = None
-        commits = is_known = False
         self.has_begun = self.is_lost = False
-
-        async def receive_and_work(transaction: Any) -> None:
-            nonlocal receipt, commits, is_known
-            receipt = await self._receive(transaction, key, fingerprint=self.mark, busy=rules.busy)
-            rules.check_outermost(receipt.driver)
-            if not receipt.first:
-                receipt.replay(self.typed)  # may raise
-                is_known = True
-                return
-            await receipt.begin_work()
+        opened = OpenTransaction(self._bridge, self._receive, self._begin, self.rules, self.typed)
+        answer = await opened.enter(key, self.mark)
+        if answer is None:
             self.has_begun = True
-            # The work may have ended the transaction, or caught an error that ended it: its COMMIT would do nothing.
             try:
-                result = await self._work(transaction)
-                await flush(receipt.driver)
-                await receipt.finish(result, look=not rules.proven)
-            except Exception:
-                self.is_lost = receipt.driver.is_lost()  # asked here, because the block's end may close it
+                result = await self._work(opened.transaction)
+                await opened.flush()
+                answer = await opened.commit(result, may_stay_nested=True)
+            except CommitUnknown as unknown:
+                # Of a hook of the application, perhaps: run again, a transaction finds the row, or does the work.
+                if is_retryable(unknown.error):
+                    raise unknown.error
                 raise
-            commits = True
-
-        try:
-            await in_transaction(self._bridge, self._begin, receive_and_work)
-        except BaseException as error:
-            # Of a hook of the application, perhaps: run again, a transaction finds the row, or does the work.
-            hooked = commits and receipt.driver.may_be_committed() and not is_retryable(error)
-            if commits and (hooked or is_committed_perhaps(error)):
-                raise CommitUnknown(error) from None
-            # The row that a duplicate has read is another transaction's, and stands however this one ends.
-            if not (is_known and isinstance(error, Exception)):
+            except BaseException as error:
+                await opened.roll_back(error)
+                self.is_lost = opened.lost_connection and isinstance(error, Exception)
                 raise
-        if receipt.first:
-            await prove_commit(self._bridge, self._begin, self._receive, rules, key)
-        answer: RowAnswer = receipt.answer(self.typed)
+        assert answer is not None
         return answer
-
-
-async def prove_commit(bridge: InboxBridge, begin: Any, receive: Receive, rules: OnceRules, key: str) -> None:
-    """Check at the first use that `begin` commits: otherwise the gate would skip work that was never done.
-
-    Raises:
-        ConfigError: it does not.
-    """
-    if rules.proven:
-        return
-
-    async def look(transaction: Any) -> None:
-        rules.prove((await receive(transaction, key, busy="skip")).outcome)
-
-    try:
-        await in_transaction(bridge, begin, look)
-    except ConfigError:
-        raise
-    except Exception:  # noqa: BLE001 -- the work is committed, so its caller gets no other error
-        return
 
 
 async def claim_at(dedup: Dedup, name: str, ends: float, mark: Fingerprint | None) -> Claim:

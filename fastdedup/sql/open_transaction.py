@@ -1,28 +1,133 @@
-"""A transaction that one call begins and another one ends, around work that a framework calls.
+"""One transaction of a call: it receives the row of the call's key, and keeps the result of its work there.
 
-The order is `begin`, which receives the row; the work; then `commit`, which keeps the work's result in the row, or
-`roll_back`. `Once` has the work as a function, so it needs no such object.
+The order is `enter`, which receives the row; the work; then `commit`, which keeps the work's result in the row, or
+`roll_back`. `Transactions` has the work as a function; a framework calls the work itself.
 """
 
 from __future__ import annotations
 
-import logging
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final
 
-from ..errors import UsageError
+from ..arguments import CallRules
+from ..backoff import Backoff
+from ..checks import Seconds, check_count, check_wait
+from ..errors import ConfigError, RetryTransaction, UsageError
+from ..kernel.keyspace import Keyspace, Kind
 from ..keys import Fingerprint
-from .any_inbox import AnyInbox
-from .bridge import driver_over
+from ..model import Outcome
+from ..results.declared import Results
+from .bridge import InboxBridge, driver_over, roll_back, within
+from .dialects import fault_of
 from .dialects.base import Flow, Statement
-from .drivers.base import Driver, flush, is_retryable, run
-from .local_calls import Answer
-from .once import CommitUnknown, OnceRules, is_committed_perhaps, pause_after, prove_commit
-from .receipt import AnyReceipt
+from .drivers import Driver
+from .drivers.base import flush, is_retryable, run
+from .faults import DatabaseFault
+from .receipt import AnyReceipt, RowAnswer
+from .rules import Busy, InboxRules, check_busy
 
-log = logging.getLogger("fastdedup.sql")
+Receive = Callable[..., Coroutine[Any, Any, AnyReceipt]]
+"""The flow of `Inbox.receive`."""
+ATTEMPTS: Final = 5
+"""Transactions of one call by default."""
+_BACKOFF = Backoff(0.01, 1.0, growth=2.0, steady=0.0)
 _ANCHOR: Final = "fastdedup_request"
 """The savepoint by which `commit` recognizes the transaction if no row of an inbox is in it."""
+
+
+class OnceRules:
+    """The settings of one decorated function, checked once, and the decisions that need no I/O."""
+
+    def __init__(
+        self,
+        inbox: InboxRules,
+        calls: CallRules,
+        gate: Any,
+        wait: Seconds | None,
+        busy: Busy,
+        attempts: int,
+    ) -> None:
+        self.inbox = inbox
+        self.calls = calls
+        self.gate = gate
+        self.wait = check_wait(wait)
+        self.busy = check_busy(busy)
+        self.attempts = check_count(attempts, "attempts")
+        # Mutable: whether `begin` was seen to commit.
+        self.proven = self.refuted = False
+
+    def results_of(self, function: Callable[..., Any]) -> Results:
+        """Return how the results of a function that is about to be decorated are kept. See `DecoratedFunctions` too.
+
+        Raises:
+            ConfigError: its declared type cannot come back.
+        """
+        self.inbox.decorated.tell(function, self.calls, self.inbox.name)
+        return Results(function, self.inbox.codec)
+
+    def gate_wire(self, name: str) -> bytes:
+        """Return the store key of a key at the gate, even if the gate was not reached."""
+        settings = self.gate.settings
+        return Keyspace(settings.namespace, Kind.CLAIM, readable=settings.readable_keys).wire(name)
+
+    def check_outermost(self, driver: Driver) -> None:
+        """Check that a COMMIT is final, if a gate will learn of it.
+
+        Raises:
+            UsageError: the transaction is a part of another one.
+        """
+        if self.gate is not None and driver.is_nested():
+            raise UsageError(
+                "begin= is within another transaction, whose rollback would undo work that the gate has recorded: "
+                "begin the outermost one (in Django atomic(durable=True), outside of ATOMIC_REQUESTS), or leave "
+                "gate= out"
+            )
+
+    def prove(self, outcome: Outcome) -> None:
+        """Note the outcome of a second look at a committed key.
+
+        Raises:
+            ConfigError: the key's row is missing. It existed before the COMMIT: `InboxRules.finish` has looked.
+        """
+        if outcome is Outcome.ACQUIRED:
+            self.refuted = True
+            raise ConfigError(
+                "begin= does not commit, so the work was rolled back: give it what commits as its block ends, such "
+                "as Session.begin, not Session; engine.begin, not engine.connect"
+            )
+        self.proven, self.refuted = outcome is Outcome.SUCCEEDED, False
+
+    def pause(self, attempt: int, error: Exception) -> float:
+        """Return the seconds until the transaction is run again.
+
+        Raises:
+            RetryTransaction: that was the last attempt.
+        """
+        if attempt >= self.attempts:
+            raise RetryTransaction(
+                f"the database has ended {attempt} transactions of this call, one after another: deliver it again "
+                "later, or raise attempts="
+            ) from error
+        return pause_after(attempt)
+
+
+def pause_after(attempt: int) -> float:
+    """Return the seconds until a transaction is run again: a random part of a pause that grows with each attempt."""
+    return _BACKOFF.pause(attempt)
+
+
+def is_committed_perhaps(error: BaseException) -> bool:
+    """True if it is unknown after this error of a COMMIT whether it took effect: its reply was lost."""
+    return fault_of(error) is DatabaseFault.UNKNOWN
+
+
+class CommitUnknown(Exception):
+    """Carries the error of a COMMIT whose reply was lost."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error
 
 
 class RolledBackError(Exception):
@@ -33,15 +138,26 @@ class OpenTransaction:
     """One transaction, and the row that it has received. Its methods are flows; see `fastdedup.flows`.
 
     Args:
-        inbox: the inbox.
+        bridge: the bridge of the calling code.
+        receive: the flow of `Inbox.receive`.
         begin: begins a transaction; see `Begin` and `SyncBegin`.
         rules: the rules of the inbox's use, with the gate.
+        typed: see `Results.typed`.
     """
 
-    def __init__(self, inbox: AnyInbox[Any], begin: Any, rules: OnceRules) -> None:
-        self._inbox = inbox
+    def __init__(
+        self,
+        bridge: InboxBridge,
+        receive: Receive,
+        begin: Any,
+        rules: OnceRules,
+        typed: Results | None = None,
+    ) -> None:
+        self._bridge = bridge
+        self._receive = receive
         self._begin = begin
         self._rules = rules
+        self._typed = typed
         self._key = ""
         # Mutable: what `begin` yields; the block, until its end begins; its driver; was it within another transaction
         # when it began; the row's receipt; was its connection lost.
@@ -59,63 +175,82 @@ class OpenTransaction:
         """True until its end has begun: a COMMIT, or a rollback."""
         return self._block is not None
 
-    async def begin(self, key: str | None, mark: Fingerprint | None) -> Answer | None:
-        """Begin the transaction, and receive a key in it. None as the key stands for work without a row.
-
-        Return None for the first, whose work may begin; for a duplicate, whose transaction has ended, return a
-        function that returns the first result. If the database ends the transaction, another one is begun.
+    async def begin(self, key: str | None, mark: Fingerprint | None) -> RowAnswer | None:
+        """Like `enter`, or for work without a row if the key is None. An ended transaction is begun again.
 
         Raises:
-            MismatchError: the key has another fingerprint in its row.
             RetryTransaction: the database has ended every transaction that one call may begin.
-            any other error of `begin` or of the database: there is no transaction.
+            any other error of `enter`.
         """
         attempt = 0
         while True:
             attempt += 1
             try:
-                return await self._try(key, mark)
+                return await (self._enter_without_row() if key is None else self.enter(key, mark))
             except Exception as error:
                 if not is_retryable(error) or attempt >= self._rules.attempts:
                     raise
-            await self._inbox.bridge.pause(pause_after(attempt))
+            await self._bridge.pause(pause_after(attempt))
 
-    async def _try(self, key: str | None, mark: Fingerprint | None) -> Answer | None:
-        block = self._begin()
-        self.transaction = await self._inbox.bridge.enter(block)
-        self._block = block
+    async def enter(self, key: str, mark: Fingerprint | None) -> RowAnswer | None:
+        """Begin the transaction, and receive a key in it.
+
+        Return None for the first, whose work may begin; for a duplicate, whose transaction has ended, return the
+        first result.
+
+        Raises:
+            MismatchError: the key has another fingerprint in its row.
+            RetryTransaction: the database has ended the transaction.
+            InProgressError: `busy="skip"` met a twin.
+            any other error of `begin` or of the database: there is no transaction.
+        """
+        rules = self._rules
+        await self._open()
         try:
-            if key is None:
-                self._driver = driver = driver_over(self._inbox.bridge, self.transaction)
-                self._began_nested = driver.is_nested()
-                await self._run(driver, f"SAVEPOINT {_ANCHOR}")
-                return None
-            receipt: AnyReceipt = await self._inbox.receive_flow(self.transaction, key, mark)
+            receipt: AnyReceipt = await self._receive(
+                self.transaction, key, fingerprint=mark, busy=rules.busy
+            )
             self._driver = receipt.driver
-            self._rules.check_outermost(receipt.driver)
+            rules.check_outermost(receipt.driver)
             if receipt.first:
                 await receipt.begin_work()
             else:
-                receipt.replay()  # may raise
+                receipt.replay(self._typed)  # may raise
         except BaseException as error:
             await self.roll_back(error)
             raise
         self._key, self._receipt = key, receipt
         if receipt.first:
             return None
-        self._block = None
+        block, self._block = self._block, None
         with suppress(Exception):  # the row is another transaction's, and stands however this one ends
-            await self._inbox.bridge.exit(block, None)
-        return receipt.answer(None)
+            await self._bridge.exit(block, None)
+        return receipt.answer(self._typed)
+
+    async def _enter_without_row(self) -> None:
+        await self._open()
+        try:
+            self._driver = driver = driver_over(self._bridge, self.transaction)
+            self._began_nested = driver.is_nested()
+            await self._run(driver, f"SAVEPOINT {_ANCHOR}")
+        except BaseException as error:
+            await self.roll_back(error)
+            raise
+
+    async def _open(self) -> None:
+        block = self._begin()
+        self.transaction = await self._bridge.enter(block)
+        self._block = block
 
     async def flush(self) -> None:
         """Send the database what the work has left in a session; see `flush` of the drivers."""
         if self.is_open and self._driver is not None:
             await flush(self._driver)
 
-    async def commit(self, result: Any) -> None:
-        """Keep the result in the row, and commit; or roll back and raise.
+    async def commit(self, result: Any, *, may_stay_nested: bool = False) -> RowAnswer | None:
+        """Keep the result in the row, and commit; or roll back and raise. Return the row's answer, if there is a row.
 
+        `may_stay_nested`: a savepoint that the work has left open is an error only if the row cannot keep its result.
         Once it has begun, `roll_back` does nothing: a cancelled caller rolls back while this goes on.
 
         Raises:
@@ -123,14 +258,14 @@ class OpenTransaction:
             UsageError: the work has ended the transaction, went on after a failed statement, or has left a savepoint
                 open.
             CommitUnknown: the COMMIT's reply was lost, or a hook of the application has failed, perhaps after it.
-            ConfigError: `begin` does not commit; see `prove_commit`.
+            ConfigError: `begin` does not commit.
             any other error of the database: the transaction is rolled back.
         """
         receipt, rules, driver = self._receipt, self._rules, self._driver
         assert driver is not None
         block, self._block = self._block, None
         try:
-            if driver.is_nested() and not self._began_nested:
+            if driver.is_nested() and not self._began_nested and not may_stay_nested:
                 # Its end would come after ours: SQLite commits then, and only after that the session's error comes.
                 raise UsageError(
                     "the work has left a savepoint open, so nothing was committed: end each begin_nested() before "
@@ -147,13 +282,16 @@ class OpenTransaction:
             await self._roll_back(block, error)
             raise
         try:
-            await self._inbox.bridge.exit(block, None)
+            await self._bridge.exit(block, None)
         except BaseException as error:
             if driver.may_be_committed() or is_committed_perhaps(error):
                 raise CommitUnknown(error) from None
             raise
-        if receipt is not None:
-            await prove_commit(self._inbox.bridge, self._begin, self._inbox.receive_flow, rules, self._key)
+        if receipt is None:
+            return None
+        if not rules.proven:
+            await self._prove()
+        return receipt.answer(self._typed)
 
     async def roll_back(self, error: BaseException | None = None) -> None:
         """Roll the transaction back if it is open, because of an error of the work or without one.
@@ -164,17 +302,30 @@ class OpenTransaction:
         if block is not None:
             await self._roll_back(block, RolledBackError() if error is None else error)
 
+    async def _prove(self) -> None:
+        """Check at the first use that `begin` commits: otherwise the gate would skip work that was never done.
+
+        Raises:
+            ConfigError: it does not.
+        """
+
+        async def look(transaction: Any) -> None:
+            self._rules.prove((await self._receive(transaction, self._key, busy="skip")).outcome)
+
+        try:
+            await within(self._bridge, self._begin, look)
+        except ConfigError:
+            raise
+        except Exception:  # noqa: BLE001 -- the work is committed, so its caller gets no other error
+            return
+
     async def _run(self, driver: Driver, sql: str) -> None:
-        await run(driver, _only(sql), self._inbox.table)
+        await run(driver, _only(sql), self._rules.inbox.table_name)
 
     async def _roll_back(self, block: Any, cause: BaseException) -> None:
         # Asked before the end of the block, which may close any connection.
         self.lost_connection = self._driver is not None and self._driver.is_lost()
-        try:
-            await self._inbox.bridge.exit(block, cause)
-        except Exception as failed:
-            if failed is not cause:
-                log.debug("a transaction was not rolled back by its connection", exc_info=failed)
+        await roll_back(self._bridge, block, cause)
 
 
 def _only(sql: str) -> Flow[None]:

@@ -8,10 +8,10 @@ from typing import Any
 
 from ..checks import Seconds, check_count, check_seconds, check_takes_one
 from ..errors import InProgressError
-from .bridge import InboxBridge, driver_over, in_transaction, within
+from .bridge import InboxBridge, driver_over, within
 from .dialects.base import Figures
 from .drivers.base import is_retryable, run
-from .once import ATTEMPTS, pause_after
+from .open_transaction import ATTEMPTS, pause_after
 from .rules import TableRules
 
 MOST_ROWS = (1 << 63) - 1
@@ -49,7 +49,7 @@ async def purge(
         goes_on, ended = True, 0  # `ended`: how many batches, one after another, the database has ended
         while goes_on:
             try:
-                rows, goes_on = await in_transaction(bridge, begin, delete)
+                rows, goes_on = await within(bridge, begin, delete)
             except Exception as error:
                 ended += 1
                 if not is_retryable(error) or ended >= ATTEMPTS:
@@ -80,4 +80,4 @@ async def figures_of(rules: TableRules, bridge: InboxBridge, begin: Any, stretch
         driver = driver_over(bridge, transaction)
         return await run(driver, rules.figures(driver.database, seconds), rules.table_name)
 
-    return await in_transaction(bridge, begin, count)
+    return await within(bridge, begin, count)

@@ -21,7 +21,8 @@ from ..sql.bridge import BLOCKING
 from ..sql.bridge import SyncBegin as Begin
 from ..sql.dialects.base import Figures
 from ..sql.local_calls import LocalCalls, ThreadEnd, count_wait
-from ..sql.once import ATTEMPTS, MENDING, Once, OnceRules, Settle, Transactions, bypassed, claim_at
+from ..sql.once import MENDING, Once, Settle, Transactions, bypassed, claim_at
+from ..sql.open_transaction import ATTEMPTS, OnceRules
 from ..sql.purge import figures_of, purge
 from ..sql.receipt import AnyReceipt
 from ..sql.rules import Busy

@@ -14,8 +14,7 @@ from sqlalchemy.exc import OperationalError
 from starlette.background import BackgroundTask
 
 from fastdedup.integrations.fastapi import Commits, Committed
-from fastdedup.sql.once import CommitUnknown
-from fastdedup.sql.open_transaction import OpenTransaction
+from fastdedup.sql.open_transaction import CommitUnknown, OpenTransaction
 
 from ..gated_inbox.shop import broken
 from ..integrations.desk import problem

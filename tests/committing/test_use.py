@@ -19,8 +19,7 @@ from fastdedup import ConfigError, UsageError
 from fastdedup.integrations.fastapi import Claimed, Commits, Committed, everyone
 from fastdedup.integrations.starlette import by_header, commits
 from fastdedup.sql import Inbox
-from fastdedup.sql.once import CommitUnknown
-from fastdedup.sql.open_transaction import OpenTransaction
+from fastdedup.sql.open_transaction import CommitUnknown, OpenTransaction
 from fastdedup.sync.sql import Inbox as BlockingInbox
 
 from ..gated_inbox.times import WEEK

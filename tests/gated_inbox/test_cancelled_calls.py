@@ -14,7 +14,8 @@ from sqlalchemy.exc import DBAPIError
 from fastdedup import Dedup, Outcome
 from fastdedup.model import State
 from fastdedup.sql import RetryTransaction
-from fastdedup.sql import once as once_module
+from fastdedup.sql.once import MENDING
+from fastdedup.sql.open_transaction import OnceRules
 from fastdedup.testing import FakeStore, fake_dedup
 
 from ..servers import RedisServer
@@ -162,7 +163,7 @@ async def test_while_no_try_to_tell_the_gate_has_reached_it() -> None:
     gate = fake_dedup(store)
     claim = await gate.claim("k")
     with store.outage("refused"):
-        task = asyncio.create_task(claim.settlement.mirror("done", within=once_module.MENDING))
+        task = asyncio.create_task(claim.settlement.mirror("done", within=MENDING))
         await wait_until(lambda: gate.breaker != "closed", description="it was refused")
         await cancelled(task)
     await wait_until(lambda: is_told(gate), description="the gate knows")
@@ -175,7 +176,7 @@ async def is_told(gate: Dedup) -> bool:
 
 async def test_between_two_attempts(opened: Opener, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
-    monkeypatch.setattr(once_module.OnceRules, "pause", lambda *_: pauses.append(SOON) or 2 * SOON)
+    monkeypatch.setattr(OnceRules, "pause", lambda *_: pauses.append(SOON) or 2 * SOON)
     async with opened() as shop:
 
         async def act(transaction: Any, key: str) -> None:

@@ -58,14 +58,6 @@ INBOX = {
             "                await self._tell(claim, Settlement.free)\n",
         ),
         Mutant(
-            "The row is committed before the work begins.",
-            "            await receipt.begin_work()\n",
-            "            for text in ('COMMIT', 'BEGIN IMMEDIATE'):\n"
-            "                ran = transaction.execute(text)\n"
-            "                ran = await ran if self._bridge.is_async else ran\n"
-            "            await receipt.begin_work()\n",
-        ),
-        Mutant(
             "A delivery does not wait for another one that is at work.",
             "            if not claim.acquired:\n                claim.replay(self._transactions.typed)  # may raise",
             "            if False:\n                claim.replay(self._transactions.typed)  # may raise",
@@ -75,6 +67,16 @@ INBOX = {
             "            claim = await gate.claim(name, ends, self._transactions.mark)\n",
             "            claim = await gate.claim(name, ends, self._transactions.mark)\n"
             "            await gate.tell(claim, Settlement.free)\n",
+        ),
+    ],
+    "fastdedup/sql/open_transaction.py": [
+        Mutant(
+            "The row is committed before the work begins.",
+            "                await receipt.begin_work()\n",
+            "                for text in ('COMMIT', 'BEGIN IMMEDIATE'):\n"
+            "                    ran = self.transaction.execute(text)\n"
+            "                    ran = await ran if self._bridge.is_async else ran\n"
+            "                await receipt.begin_work()\n",
         ),
     ],
     "fastdedup/sync/sql.py": [

@@ -23,7 +23,7 @@ from fastdedup import (
 )
 from fastdedup.arguments import CallRules
 from fastdedup.sql import Inbox, RetryTransaction
-from fastdedup.sql import once as once_module
+from fastdedup.sql.open_transaction import OnceRules
 from fastdedup.sync.sql import Inbox as SyncInbox
 from fastdedup.testing import inbox_database
 
@@ -41,13 +41,13 @@ BOTH = ["asyncpg", "psycopg", "async session aiomysql", "pymysql", "aiosqlite", 
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The pauses that `once` would make; it makes none."""
     made: list[float] = []
-    pause = once_module.OnceRules.pause
+    pause = OnceRules.pause
 
     def none(rules: Any, attempt: int, error: Exception) -> float:
         made.append(pause(rules, attempt, error))
         return 0.0
 
-    monkeypatch.setattr(once_module.OnceRules, "pause", none)
+    monkeypatch.setattr(OnceRules, "pause", none)
     return made
 
 
@@ -174,7 +174,7 @@ async def test_the_last_attempts_error_is_raised(party: Party, key: str, pauses:
 
 
 def test_pauses_differ_and_grow(monkeypatch: pytest.MonkeyPatch, of: Of) -> None:
-    rules = once_module.OnceRules(None, CallRules(str), None, 0, "wait", 100)  # type: ignore[arg-type]
+    rules = OnceRules(None, CallRules(str), None, 0, "wait", 100)  # type: ignore[arg-type]
     longest = [max(rules.pause(attempt, RetryTransaction()) for _ in range(200)) for attempt in (1, 3, 5, 50)]
     assert longest == sorted(longest)
     assert longest[-1] <= 1.0

@@ -25,8 +25,8 @@ from ...errors import ConfigError, MismatchError, ResultError, ResultTooLargeErr
 from ...keys import Fingerprint
 from ...sql.any_inbox import AnyInbox
 from ...sql.drivers.base import is_connection_lost, is_of_database, is_outage, is_retryable
-from ...sql.once import ATTEMPTS, UNHEARD, AtGate, AwaitedGate, CommitUnknown, OnceRules
-from ...sql.open_transaction import OpenTransaction
+from ...sql.once import UNHEARD, AtGate, AwaitedGate
+from ...sql.open_transaction import ATTEMPTS, CommitUnknown, OnceRules, OpenTransaction
 from ...web.answers import Settling, is_cut_short, replay, settling_of, storable
 from ...web.problems import MISMATCH, ProblemType, respond
 from ...web.recorder import Recorder
@@ -154,7 +154,8 @@ class CommittedWork:
 
     def __init__(self, route: RouteCommits, docs: str | None, path: str, method: str, steps: Steps) -> None:
         self.rule = route.claims.rule
-        self.transaction = OpenTransaction(route.inbox, route.begin, route.rules)
+        inbox = route.inbox
+        self.transaction = OpenTransaction(inbox.bridge, inbox.receive_flow, route.begin, route.rules)
         self._route = route
         self._docs = docs
         self._path = path
