@@ -15,7 +15,7 @@ import functools
 import inspect
 from collections.abc import Callable, Coroutine
 from time import monotonic, perf_counter
-from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
+from typing import Any, ClassVar, Concatenate, Final, ParamSpec, TypeVar
 
 from ..checks import check_decorated, check_dedup
 from ..claim import Claim
@@ -33,7 +33,7 @@ from ..keys import Fingerprint
 from ..results.declared import Results
 from .bridge import AWAITING, Begin, InboxBridge
 from .drivers.base import is_retryable
-from .local_calls import Answer, LocalCalls, Name, TaskEnd, count_wait
+from .local_calls import Answer, CallEnd, LocalCalls, TaskEnd, count_wait
 from .open_transaction import CommitUnknown, OnceRules, OpenTransaction, Receive, is_committed_perhaps
 from .receipt import RowAnswer
 from .rules import InboxRules
@@ -82,7 +82,7 @@ def once(
 
         call: Callable[..., Coroutine[Any, Any, T]] = function
         before = arguments_before(function)
-        gate = None if rules.gate is None else AwaitedGate(rules)
+        gate = None if rules.gate is None else AtGate(rules)
 
         @functools.wraps(function)
         async def wrapper(*args: Any, **kwargs: Any) -> T:
@@ -103,46 +103,31 @@ def once(
     return decorate
 
 
-class AtGate(Protocol):
-    """The steps of `Once` at the gate. A claim is one of the code's own kind."""
+class AtGate:
+    """The steps of `Once` at the gate, for async code. A claim is one of the code's own kind."""
+
+    end: ClassVar[type[CallEnd]] = TaskEnd
+
+    def __init__(self, rules: OnceRules) -> None:
+        self.rules = rules
+        self.behind = LocalCalls(self.end, self.count_wait).run
+        """Returns the answer of an equal call that runs in this process, or runs a call."""
 
     async def claim(self, name: str, ends: float, mark: Fingerprint | None) -> Any:
         """Claim a key; see `claim_at`."""
-        ...
+        return await claim_at(self.rules.gate, name, ends, mark)
 
     async def tell(self, claim: Any, settle: Settle) -> None:
         """Tell the gate the outcome of a claim."""
-        ...
-
-    def bypass(self, error: DedupError) -> None:
-        """Report that the gate does not answer, or that its answer cannot be read."""
-        ...
-
-    async def behind(
-        self, name: Name, call: Callable[[], Coroutine[Any, Any, Answer]], wait: float
-    ) -> Answer:
-        """Return the answer of an equal call that runs in this process, or run this call; see `LocalCalls`."""
-        ...
-
-
-class AwaitedGate:
-    """`AtGate` for async code."""
-
-    def __init__(self, rules: OnceRules) -> None:
-        self._rules = rules
-        self.behind = LocalCalls(TaskEnd, functools.partial(count_wait, rules.gate)).run
-
-    async def claim(self, name: str, ends: float, mark: Fingerprint | None) -> Claim:
-        """See `AtGate`."""
-        return await claim_at(self._rules.gate, name, ends, mark)
-
-    async def tell(self, claim: Claim, settle: Settle) -> None:
-        """See `AtGate`."""
         await settle(claim.settlement)
 
     def bypass(self, error: DedupError) -> None:
-        """See `AtGate`."""
-        bypassed(self._rules.gate, self._rules.inbox, error)
+        """Report that the gate does not answer, or that its answer cannot be read."""
+        bypassed(self.rules.gate, self.rules.inbox, error)
+
+    def count_wait(self, seconds: float, answered: bool) -> None:
+        """Count a wait for an equal call; see `count_wait`."""
+        count_wait(self.rules.gate, seconds, answered)
 
 
 class Once:

@@ -15,13 +15,14 @@ from ..arguments import CallRules
 from ..checks import Seconds, check_dedup
 from ..errors import DedupError, UsageError
 from ..flows import drive
+from ..gateway import Dedup as AsyncDedup
 from ..keys import Fingerprint
 from ..sql.any_inbox import DAY, AnyInbox
 from ..sql.bridge import BLOCKING
 from ..sql.bridge import SyncBegin as Begin
 from ..sql.dialects.base import Figures
-from ..sql.local_calls import LocalCalls, ThreadEnd, count_wait
-from ..sql.once import MENDING, Once, Settle, Transactions, bypassed, claim_at
+from ..sql.local_calls import ThreadEnd, count_wait
+from ..sql.once import MENDING, AtGate, Once, Settle, Transactions, bypassed, claim_at
 from ..sql.open_transaction import ATTEMPTS, OnceRules
 from ..sql.purge import figures_of, purge
 from ..sql.receipt import AnyReceipt
@@ -137,28 +138,19 @@ class Inbox(AnyInbox[Begin]):
         return drive(figures_of(self._rules, BLOCKING, self.beginning(begin), stretch))
 
 
-class BlockedGate:
-    """`AtGate` of synchronous code: the gate has a thread of its own."""
+class BlockedGate(AtGate):
+    """`AtGate` for synchronous code: the gate has a thread of its own."""
 
-    def __init__(self, rules: OnceRules) -> None:
-        self._rules = rules
-        self.behind = LocalCalls(ThreadEnd, self._count_wait).run
+    end = ThreadEnd
 
     async def claim(self, name: str, ends: float, mark: Fingerprint | None) -> Claim:
         """See `AtGate`."""
-        gate: Dedup = self._rules.gate
+        gate: Dedup = self.rules.gate
         background, dedup = gate.bound.get()
-        seconds = gate.per_process.seconds + self._rules.wait
+        seconds = gate.per_process.seconds + self.rules.wait
         return Claim(
             background, background.run(lambda: claim_at(dedup, name, ends, mark), seconds, take_back)
         )
-
-    def bypass(self, error: DedupError) -> None:
-        """See `AtGate`."""
-        # In the gate's thread, like all its events.
-        with suppress(UsageError):  # the gate is closed already
-            background, dedup = self._rules.gate.bound.get()
-            background.thread.tell(functools.partial(bypassed, dedup, self._rules.inbox, error))
 
     async def tell(self, claim: Claim, settle: Settle) -> None:
         """Tell the gate, for at most `MENDING` seconds; then the rest of the work goes on in the background."""
@@ -166,8 +158,16 @@ class BlockedGate:
         with suppress(DedupError, TimeoutError):
             claim.say(lambda held: asyncio.wait_for(settle(held.settlement), MENDING))
 
-    def _count_wait(self, seconds: float, answered: bool) -> None:
+    def bypass(self, error: DedupError) -> None:
+        """See `AtGate`."""
+        self._soon(lambda dedup: bypassed(dedup, self.rules.inbox, error))
+
+    def count_wait(self, seconds: float, answered: bool) -> None:
+        """See `AtGate`."""
+        self._soon(lambda dedup: count_wait(dedup, seconds, answered))
+
+    def _soon(self, report: Callable[[AsyncDedup], None]) -> None:
+        """Report in the gate's thread, like all its events and counts."""
         with suppress(UsageError):  # the gate is closed already
-            background, dedup = self._rules.gate.bound.get()
-            # In the gate's thread, like all other counts.
-            background.thread.tell(lambda: count_wait(dedup, seconds, answered))
+            background, dedup = self.rules.gate.bound.get()
+            background.thread.tell(lambda: report(dedup))

@@ -25,7 +25,7 @@ from ...errors import ConfigError, MismatchError, ResultError, ResultTooLargeErr
 from ...keys import Fingerprint
 from ...sql.any_inbox import AnyInbox
 from ...sql.drivers.base import is_connection_lost, is_of_database, is_outage, is_retryable
-from ...sql.once import UNHEARD, AtGate, AwaitedGate
+from ...sql.once import UNHEARD, AtGate
 from ...sql.open_transaction import ATTEMPTS, CommitUnknown, OnceRules, OpenTransaction
 from ...web.answers import Settling, is_cut_short, replay, settling_of, storable
 from ...web.problems import MISMATCH, ProblemType, respond
@@ -111,7 +111,7 @@ class RouteCommits:
         gate: Any,
         inbox: AnyInbox[Any],
         begin: Any,
-        at_gate: Callable[[OnceRules], AtGate] = AwaitedGate,
+        at_gate: Callable[[OnceRules], AtGate] = AtGate,
     ) -> None:
         self.claims = claims
         self.begin = inbox.beginning(begin)
