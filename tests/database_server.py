@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,8 @@ class DatabaseServer(Guarded, ABC):
     """Users that may run the server where this process is root: the first that exists."""
     last_signal: signal.Signals
     """Ends the server at once, without a checkpoint, and takes its shared memory away."""
+    waits: str
+    """The query for the number of transactions that wait for a lock."""
 
     def __init__(self, *options: str, durable: bool = False) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="fastdedup-sql-"))
@@ -57,6 +59,12 @@ class DatabaseServer(Guarded, ABC):
     @abstractmethod
     def admin(self) -> Any:
         """Connect as the superuser, with autocommit: a connection of psycopg, or of pymysql."""
+
+    def waiting(self) -> int:
+        """Give the number of transactions that wait for a lock."""
+        with closing(self.admin()) as admin, admin.cursor() as cursor:
+            cursor.execute(self.waits)
+            return int(cursor.fetchone()[0])
 
     @abstractmethod
     def fresh(self) -> Any:

@@ -96,6 +96,7 @@ class PostgresServer(DatabaseServer):
 
     owners = ("postgres",)
     last_signal = SIGQUIT
+    waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname <> 'postgres'"
     quick = ("fsync=off", "full_page_writes=off", "shared_buffers=16MB")
 
     @property
@@ -165,6 +166,11 @@ class MariaServer(DatabaseServer):
 
     owners = ("mysql",)
     last_signal = SIGKILL
+    # What is asked of innodb_trx within 0.1 s gets the answer before; the status is as of now.
+    waits = (
+        "SELECT variable_value FROM information_schema.global_status "
+        "WHERE variable_name = 'INNODB_ROW_LOCK_CURRENT_WAITS'"
+    )
     # 2 gives each commit to the operating system, which outlives the server.
     quick = (
         "--innodb-flush-log-at-trx-commit=2",

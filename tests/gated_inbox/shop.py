@@ -9,13 +9,11 @@ import asyncio
 import itertools
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import asyncpg
-import psycopg
-import pymysql
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
@@ -23,11 +21,10 @@ from fastdedup import Dedup, InProgressError, Record
 from fastdedup.events import Event, GateBypassed
 from fastdedup.model import State
 from fastdedup.sql import Inbox
-from fastdedup.sql.dialects import TableName, dialect_of
-from fastdedup.sql.rules import TABLE
 
 from ..databases import MariaServer, PostgresServer
 from ..servers import RedisServer
+from ..sql.places import place_of
 from ..waiting import wait_until
 from .commits import CommitProxy, commit_proxy
 from .times import WEEK
@@ -46,42 +43,13 @@ class Place:
     def __init__(self, server: PostgresServer | MariaServer, proxy: CommitProxy) -> None:
         self.server = server
         self.proxy = proxy
-        self.database = server.fresh()
-        is_postgres = isinstance(server, PostgresServer)
-        engine = "" if is_postgres else " ENGINE=InnoDB"
-        self.sql(
-            *filter(
-                str.strip,
-                dialect_of("postgresql" if is_postgres else "mysql", TableName(TABLE)).ddl().split(";"),
-            )
-        )
-        self.sql(f"CREATE TABLE work (note VARCHAR(200)){engine}")
-
-    def connect(self) -> Any:
-        """Connect to the server itself, with autocommit."""
-        if isinstance(self.server, PostgresServer):
-            return psycopg.connect(**self.database.psycopg, autocommit=True)
-        return pymysql.connect(**self.database.pymysql, autocommit=True)
-
-    def sql(self, *statements: str) -> list[Any]:
-        """Run statements; give the rows of the last one."""
-        with closing(self.connect()) as connection, connection.cursor() as cursor:
-            for statement in statements:
-                cursor.execute(statement)
-            return list(cursor.fetchall()) if cursor.description else []
+        kind = "postgresql" if isinstance(server, PostgresServer) else "mysql"
+        place = place_of(kind, server.fresh(), server)
+        self.database, self.sql, self.waiting = place.database, place.sql, place.waiting
 
     def effects(self, key: str) -> int:
         """Give the number of times that a message's work was committed."""
         return int(self.sql(f"SELECT count(*) FROM work WHERE note = '{key}'")[0][0])
-
-    def waiting(self) -> int:
-        """Give the number of transactions that wait for a lock."""
-        if isinstance(self.server, PostgresServer):
-            return int(self.sql("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")[0][0])
-        # Not innodb_trx, which is not brought up to date while somebody reads it more often than ten times a second.
-        with closing(self.server.admin()) as admin, admin.cursor() as cursor:
-            cursor.execute("SHOW GLOBAL STATUS LIKE 'Innodb_row_lock_current_waits'")
-            return int(cursor.fetchone()[1])
 
 
 @contextmanager

@@ -18,12 +18,12 @@ Opener = Callable[..., Party]
 
 @pytest.fixture(scope="session")
 def postgres_place(postgres: Any) -> Place:
-    return place_of("postgresql", postgres.fresh(), postgres.admin)
+    return place_of("postgresql", postgres.fresh(), postgres)
 
 
 @pytest.fixture(scope="session")
 def mariadb_place(mariadb: Any) -> Place:
-    return place_of("mysql", mariadb.fresh(), mariadb.admin)
+    return place_of("mysql", mariadb.fresh(), mariadb)
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ from fastdedup.sql.rules import TABLE
 from ..databases import MariaDatabase, PostgresDatabase
 
 WORK = {
-    "postgresql": "CREATE TABLE work (note text);",
+    "postgresql": "CREATE TABLE work (note varchar(200));",
     "mysql": "CREATE TABLE work (note VARCHAR(200)) ENGINE=InnoDB;",
     "sqlite": "CREATE TABLE work (note TEXT);",
 }
@@ -54,7 +54,7 @@ class Place:
     kind: str
     database: Any
     observe: Callable[[], Any]
-    admin: Callable[[], Any] | None = None
+    server: Any = None
 
     def sql(self, *statements: str) -> list[Any]:
         """Run statements beside the tests' transactions; give the rows of the last one."""
@@ -66,8 +66,7 @@ class Place:
 
     def as_admin(self, statement: str) -> list[Any]:
         """Run a statement as the server's superuser; give its rows."""
-        assert self.admin is not None
-        with closing(self.admin()) as connection, connection.cursor() as cursor:
+        with closing(self.server.admin()) as connection, connection.cursor() as cursor:
             cursor.execute(statement)
             return list(cursor.fetchall()) if cursor.description else []
 
@@ -85,20 +84,13 @@ class Place:
 
     def waiting(self) -> int:
         """Give the number of transactions that wait for a lock."""
-        if self.kind == "postgresql":
-            return int(
-                self.sql(
-                    "SELECT count(*) FROM pg_stat_activity "
-                    "WHERE wait_event_type = 'Lock' AND datname = current_database()"
-                )[0][0]
-            )
-        # What is asked of innodb_trx within 0.1 s gets the answer before; the status is as of now.
-        return int(self.as_admin("SHOW STATUS LIKE 'Innodb_row_lock_current_waits'")[0][1])
+        number: int = self.server.waiting()
+        return number
 
 
-def place_of(kind: str, database: Database, admin: Callable[[], Any] | None = None) -> Place:
-    """Make the tables in an empty database. `admin`: connects as the server's superuser."""
-    place = Place(kind, database, lambda: observer(database), admin)
+def place_of(kind: str, database: Database, server: Any = None) -> Place:
+    """Make the tables in an empty database. `server`: a `DatabaseServer`, whose superuser `as_admin` is."""
+    place = Place(kind, database, lambda: observer(database), server)
     place.create(TABLE)
     place.run(WORK[kind])
     if isinstance(database, PostgresDatabase):  # the tests wait for deadlocks, a second each

@@ -141,7 +141,7 @@ async def test_what_becomes_of_a_table_later_is_told(change: str, told: str, par
 @pytest.mark.parametrize("name", [name for name, way in WAYS.items() if way.kind == "mysql"])
 async def test_the_table_of_each_database_is_looked_at(mariadb: MariaServer, key: str, name: str) -> None:
     """A second one was restored without its primary key: there `INSERT IGNORE` called every message the first."""
-    places = [place_of("mysql", mariadb.fresh(), mariadb.admin) for _ in range(2)]
+    places = [place_of("mysql", mariadb.fresh(), mariadb) for _ in range(2)]
     places[1].sql("ALTER TABLE fastdedup_inbox DROP PRIMARY KEY")
     async with WAYS[name].party(places[0]) as whole, WAYS[name].party(places[1]) as restored:
         inbox = whole.inbox()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import closing
 from typing import Any
 
 import psycopg
@@ -15,12 +14,6 @@ from ..waiting import wait_until
 from .pages import placed
 
 Rows = list[tuple[Any, ...]]
-WAITS = {
-    PostgresServer: "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'",
-    MariaServer: "SELECT variable_value FROM information_schema.global_status "
-    "WHERE variable_name = 'INNODB_ROW_LOCK_CURRENT_WAITS'",
-}
-"""How many statements of the server wait for a lock."""
 AS_BEFORE = "SET SESSION innodb_snapshot_isolation = OFF"
 """From 11.6 on MariaDB sets it, and ends some of the wrong ways with error 1020. MySQL does not have it."""
 
@@ -80,7 +73,7 @@ class Desks:
             raw: Any = psycopg.connect(**self._database.psycopg)
         else:
             raw = pymysql.connect(**self._database.pymysql, init_command=AS_BEFORE)
-        self._open.append(Desk(raw, self._waits))
+        self._open.append(Desk(raw, self._server.waiting))
         return self._open[-1]
 
     def empty(self) -> None:
@@ -93,10 +86,3 @@ class Desks:
 
     def drop(self) -> None:
         self._server.drop(self._database)
-
-    def _waits(self) -> int:
-        with closing(self._server.admin()) as admin, admin.cursor() as cursor:
-            cursor.execute(WAITS[type(self._server)])
-            row = cursor.fetchone()
-            assert row is not None
-            return int(row[0])
