@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
+from inspect import isawaitable
 from typing import Any, ClassVar, Self
 
 import aiomysql
@@ -126,7 +127,8 @@ class AsyncParty(Party):
     inbox_kind = Inbox
 
     async def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return await function(*args, **kwargs)
+        result = function(*args, **kwargs)
+        return await result if isawaitable(result) else result
 
 
 class SyncParty(Party):
@@ -161,36 +163,20 @@ class SyncParty(Party):
         return self.begin_now
 
 
-class SyncConnectionParty(SyncParty):
-    """A connection, or session, with the names that most drivers have."""
+class ConnectionParty(Party):
+    """A connection, or session, with the names that most drivers have. An async driver's methods are awaited."""
 
-    def close_raw(self) -> None:
-        self.raw.close()
+    def close_raw(self) -> Any:
+        return self.raw.close()
 
-    def start_raw(self) -> None:
-        self.raw.begin()
+    def start_raw(self) -> Any:
+        return self.raw.begin()
 
-    def _commit(self) -> None:
-        self.raw.commit()
+    def _commit(self) -> Any:
+        return self.raw.commit()
 
-    def _rollback(self) -> None:
-        self.raw.rollback()
-
-
-class AsyncConnectionParty(AsyncParty):
-    """The same, awaited."""
-
-    async def close_raw(self) -> None:
-        await self.raw.close()
-
-    async def start_raw(self) -> None:
-        await self.raw.begin()
-
-    async def _commit(self) -> None:
-        await self.raw.commit()
-
-    async def _rollback(self) -> None:
-        await self.raw.rollback()
+    def _rollback(self) -> Any:
+        return self.raw.rollback()
 
 
 # SQLAlchemy
@@ -206,7 +192,7 @@ def async_engine_of(url: str, **options: Any) -> Any:
     return create_async_engine(url, poolclass=NullPool, **options)
 
 
-class SqlAlchemyParty(SyncConnectionParty):
+class SqlAlchemyParty(ConnectionParty, SyncParty):
     driver: ClassVar[str]
 
     @property
@@ -226,7 +212,7 @@ class SessionParty(SqlAlchemyParty):
         self.raw = Session(self.engine)
 
 
-class AsyncSqlAlchemyParty(AsyncConnectionParty):
+class AsyncSqlAlchemyParty(ConnectionParty, AsyncParty):
     driver: ClassVar[str]
 
     @property
@@ -242,35 +228,32 @@ class AsyncSqlAlchemyParty(AsyncConnectionParty):
 
 
 class AsyncSessionParty(AsyncSqlAlchemyParty):
-    async def _open(self) -> None:
+    def _open(self) -> Any:
         self.raw = AsyncSession(self.engine)
 
 
 # Bare drivers: PostgreSQL
 
 
-class AsyncpgParty(AsyncParty):
+class AsyncpgParty(ConnectionParty, AsyncParty):
     async def _open(self) -> None:
         self.raw = await asyncpg.connect(**self.place.database.asyncpg)
 
-    async def close_raw(self) -> None:
-        await self.raw.close()
-
-    async def start_raw(self) -> None:
+    def start_raw(self) -> Any:
         self._transaction = self.raw.transaction(**self.options)
-        await self._transaction.start()
+        return self._transaction.start()
 
-    async def _commit(self) -> None:
-        await self._transaction.commit()
+    def _commit(self) -> Any:
+        return self._transaction.commit()
 
-    async def _rollback(self) -> None:
-        await self._transaction.rollback()
+    def _rollback(self) -> Any:
+        return self._transaction.rollback()
 
     async def send_sql(self, statement: str) -> list[Any]:
         return [tuple(row) for row in await self.raw.fetch(statement)]
 
 
-class PsycopgParty(SyncConnectionParty):
+class PsycopgParty(ConnectionParty, SyncParty):
     def _open(self) -> None:
         self.raw = psycopg.connect(**self.place.database.psycopg, **self.options)
 
@@ -282,11 +265,11 @@ class PsycopgParty(SyncConnectionParty):
         return list(cursor.fetchall()) if cursor.description else []
 
 
-class AsyncPsycopgParty(AsyncConnectionParty):
+class AsyncPsycopgParty(ConnectionParty, AsyncParty):
     async def _open(self) -> None:
         self.raw = await psycopg.AsyncConnection.connect(**self.place.database.psycopg, **self.options)
 
-    async def start_raw(self) -> None:
+    def start_raw(self) -> None:
         """Nothing to do: the first statement begins."""
 
     async def send_sql(self, statement: str) -> list[Any]:
@@ -297,23 +280,23 @@ class AsyncPsycopgParty(AsyncConnectionParty):
 # Bare drivers: SQLite
 
 
-class Sqlite3Party(SyncConnectionParty):
+class Sqlite3Party(ConnectionParty, SyncParty):
     def _open(self) -> None:
         self.raw = sqlite3.connect(self.place.database.file, isolation_level=None, **self.options)
 
-    def start_raw(self) -> None:
-        self.raw.execute("BEGIN IMMEDIATE")
+    def start_raw(self) -> Any:
+        return self.raw.execute("BEGIN IMMEDIATE")
 
     def send_sql(self, statement: str) -> list[Any]:
         return list(self.raw.execute(statement))
 
 
-class AiosqliteParty(AsyncConnectionParty):
+class AiosqliteParty(ConnectionParty, AsyncParty):
     async def _open(self) -> None:
         self.raw = await aiosqlite.connect(self.place.database.file, isolation_level=None, **self.options)
 
-    async def start_raw(self) -> None:
-        await self.raw.execute("BEGIN IMMEDIATE")
+    def start_raw(self) -> Any:
+        return self.raw.execute("BEGIN IMMEDIATE")
 
     async def send_sql(self, statement: str) -> list[Any]:
         return list(await self.raw.execute_fetchall(statement))
@@ -322,7 +305,7 @@ class AiosqliteParty(AsyncConnectionParty):
 # Bare drivers: MariaDB
 
 
-class PyMySQLParty(SyncConnectionParty):
+class PyMySQLParty(ConnectionParty, SyncParty):
     def _open(self) -> None:
         self.raw = pymysql.connect(**self.place.database.pymysql, **self.options)
 
@@ -336,12 +319,9 @@ class PyMySQLParty(SyncConnectionParty):
             return list(cursor.fetchall())
 
 
-class AiomysqlParty(AsyncConnectionParty):
+class AiomysqlParty(ConnectionParty, AsyncParty):
     async def _open(self) -> None:
         self.raw = await aiomysql.connect(**self.place.database.aiomysql, **self.options)
-
-    async def close_raw(self) -> None:
-        self.raw.close()
 
     async def send_sql(self, statement: str) -> list[Any]:
         async with self.raw.cursor(aiomysql.Cursor) as cursor:
@@ -352,14 +332,11 @@ class AiomysqlParty(AsyncConnectionParty):
 # Django
 
 
-class DjangoParty(SyncParty):
+class DjangoParty(ConnectionParty, SyncParty):
     def _open(self) -> None:
         alias = alias_of(self.place)
         self.raw = connections[alias]
         self._atomic = partial(transaction.atomic, using=alias)
-
-    def close_raw(self) -> None:
-        self.raw.close()
 
     def start_raw(self) -> None:
         self._block = self._atomic()
