@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
@@ -12,7 +11,6 @@ from typing import Any, ClassVar, Final, TypeVar
 from ..errors import ConfigError, UsageError
 from .drivers import Driver, driver_of
 
-log = logging.getLogger("fastdedup.sql")
 T = TypeVar("T")
 Begin = Callable[[], AbstractAsyncContextManager[Any]]
 """Begins a transaction: returns an async context manager that yields it, commits it, or on an error rolls it back."""
@@ -92,29 +90,23 @@ def driver_over(bridge: InboxBridge, transaction: Any) -> Driver:
 async def within(bridge: InboxBridge, begin: Any, body: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
     """Run `body` within the block that `begin` returns, which begins a transaction and commits it; return its result.
 
-    An error of `body` is raised, even if the block only logs it: nothing was committed, and the caller must know.
+    An error of `body` is raised, even if the block only logs it: nothing was committed, and the caller must know. If
+    the rollback has an error of its own, that is raised; but a cancellation, or what else ends a task or the process,
+    is raised even then.
     """
     block = begin()
     entered = await bridge.enter(block)
     try:
         done = await body(entered)
     except BaseException as error:
-        await roll_back(bridge, block, error)
+        try:
+            await bridge.exit(block, error)
+        except Exception:
+            if isinstance(error, Exception):
+                raise
         raise
     await bridge.exit(block, None)
     return done
-
-
-async def roll_back(bridge: InboxBridge, block: Any, cause: BaseException) -> None:
-    """Roll the transaction of a block back because of an error.
-
-    An error of the rollback is only logged: the database rolls back what is not committed.
-    """
-    try:
-        await bridge.exit(block, cause)
-    except Exception as failed:
-        if failed is not cause:
-            log.debug("a transaction was not rolled back by its connection", exc_info=failed)
 
 
 AWAITING: Final = AsyncInboxBridge()

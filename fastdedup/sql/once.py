@@ -256,19 +256,20 @@ class Transactions:
         holder = None if self._bridge.is_async else self
         while True:
             attempt += 1
+            opened = OpenTransaction(self._bridge, self._receive, self._begin, self.rules, self.typed)
             try:
                 with claimed_work(wire, holder):
-                    return await self._attempt(key)
+                    return await self._attempt(opened, key)
             except Exception as error:
-                if not is_retryable(error):
+                # MariaDB ends the whole transaction, also if this one is nested: then the outer one is run again.
+                if not is_retryable(error) or opened.rollback_failed:
                     raise
                 pause = self.rules.pause(attempt, error)
             await self._bridge.pause(pause)
 
-    async def _attempt(self, key: str) -> RowAnswer:
+    async def _attempt(self, opened: OpenTransaction, key: str) -> RowAnswer:
         """Run one transaction."""
         self.has_begun = self.is_lost = False
-        opened = OpenTransaction(self._bridge, self._receive, self._begin, self.rules, self.typed)
         answer = await opened.enter(key, self.mark)
         if answer is None:
             self.has_begun = True

@@ -6,6 +6,7 @@ The order is `enter`, which receives the row; the work; then `commit`, which kee
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final
@@ -18,7 +19,7 @@ from ..kernel.keyspace import Keyspace, Kind
 from ..keys import Fingerprint
 from ..model import Outcome
 from ..results.declared import Results
-from .bridge import InboxBridge, driver_over, roll_back, within
+from .bridge import InboxBridge, driver_over, within
 from .dialects import fault_of
 from .dialects.base import Flow, Statement
 from .drivers import Driver
@@ -27,6 +28,7 @@ from .faults import DatabaseFault
 from .receipt import AnyReceipt, RowAnswer
 from .rules import Busy, InboxRules, check_busy
 
+log = logging.getLogger("fastdedup.sql")
 Receive = Callable[..., Coroutine[Any, Any, AnyReceipt]]
 """The flow of `Inbox.receive`."""
 ATTEMPTS: Final = 5
@@ -160,7 +162,7 @@ class OpenTransaction:
         self._typed = typed
         self._key = ""
         # Mutable: what `begin` yields; the block, until its end begins; its driver; was it within another transaction
-        # when it began; the row's receipt; was its connection lost.
+        # when it began; the row's receipt; was its connection lost, and has its rollback failed.
         self.transaction: Any = None
         """What `begin` yields: a session or a connection."""
         self._block: Any = None
@@ -169,6 +171,8 @@ class OpenTransaction:
         self._receipt: AnyReceipt | None = None
         self.lost_connection = False
         """True if it was rolled back after its connection was lost."""
+        self.rollback_failed = False
+        """True if the rollback had an error of its own: a transaction around this one may have ended with it."""
 
     @property
     def is_open(self) -> bool:
@@ -325,7 +329,12 @@ class OpenTransaction:
     async def _roll_back(self, block: Any, cause: BaseException) -> None:
         # Asked before the end of the block, which may close any connection.
         self.lost_connection = self._driver is not None and self._driver.is_lost()
-        await roll_back(self._bridge, block, cause)
+        try:
+            await self._bridge.exit(block, cause)
+        except Exception as failed:
+            if failed is not cause:
+                self.rollback_failed = True
+                log.debug("a transaction was not rolled back by its connection", exc_info=failed)
 
 
 def _only(sql: str) -> Flow[None]:

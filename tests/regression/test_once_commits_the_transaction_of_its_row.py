@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from fastdedup import Dedup, UsageError
 from fastdedup.messages import Action
-from fastdedup.sql import Inbox
+from fastdedup.sql import Inbox, RetryTransaction
 
 from ..messages.test_rules import Billing, Shop
 from ..sql import conftest as sql
@@ -141,6 +141,38 @@ async def test_work_of_a_nested_transaction_is_done(of: Callable[[str], Any], ke
         async with party.transaction():
             assert await outer(key) == "done"
         assert done(party.place, key) == [f"inner {key}"]
+
+
+async def test_an_inner_function_whose_deadlock_ends_all_lets_the_outer_one_run_again(
+    of: Callable[[str], Any], key: str
+) -> None:
+    """MariaDB rolls all back. A second run of the inner function alone would lose the outer one's work."""
+    async with of("async session aiomysql")() as party:
+
+        @asynccontextmanager
+        async def nested() -> AsyncIterator[Any]:
+            async with party.raw.begin_nested():
+                yield party.raw
+
+        runs = []
+
+        @party.inbox(begin=nested).once(lambda transaction, key: f"inner {key}")
+        async def inner(transaction: Any, key: str) -> None:
+            runs.append("inner")
+            if len(runs) == 2:  # as the database does
+                await party.sql("ROLLBACK")
+                raise RetryTransaction("a deadlock")
+            await party.work(f"inner {key}")
+
+        @party.inbox(begin=party.begin).once(lambda transaction, key: key)
+        async def outer(transaction: Any, key: str) -> None:
+            runs.append("outer")
+            await party.work(f"outer {key}")
+            await inner(key)
+
+        await outer(key)
+        assert runs == ["outer", "inner"] * 2
+        assert done(party.place, key) == [f"inner {key}", f"outer {key}"]
 
 
 async def test_a_caught_error_behind_a_gate_is_told_truly(postgres_place: Place, key: str) -> None:
