@@ -41,8 +41,12 @@ class UsersStore(Wrapped):
 
     async def execute(self, verb: Verb, ops: Sequence[Any]) -> Sequence[Any]:
         self.calls += 1
-        replies = await self.inner.execute(verb, ops)
-        return [self.changed(op, reply) for op, reply in zip(ops, replies, strict=True)]
+        asked = [self.asked(op) for op in ops]
+        replies = await self.inner.execute(verb, asked)
+        return [self.changed(op, reply) for op, reply in zip(asked, replies, strict=True)]
+
+    def asked(self, op: Any) -> Any:
+        return op
 
     def changed(self, op: Any, reply: Any) -> Any:
         return reply
@@ -56,12 +60,11 @@ class LetsAllIn(UsersStore):
 
 
 class ForgetsOwners(UsersStore):
-    async def execute(self, verb: Verb, ops: Sequence[Any]) -> Sequence[Any]:
-        if verb is Verb.CLAIM:
-            for op in ops:
-                self.calls += 1
-                op.draw_again(owner_field(f"somebody-{self.calls}"))
-        return await super().execute(verb, ops)
+    def asked(self, op: Any) -> Any:
+        if op.verb is Verb.CLAIM:
+            self.calls += 1
+            op.draw_again(owner_field(f"somebody-{self.calls}"))
+        return op
 
 
 class DropsFences(UsersStore):
@@ -72,11 +75,10 @@ class DropsFences(UsersStore):
 
 
 class LosesResults(UsersStore):
-    async def execute(self, verb: Verb, ops: Sequence[Any]) -> Sequence[Any]:
-        if verb is Verb.SETTLE:
-            for op in ops:
-                op.payload = b"null"
-        return await super().execute(verb, ops)
+    def asked(self, op: Any) -> Any:
+        if op.verb is Verb.SETTLE:
+            op.payload = b"null"
+        return op
 
 
 class AcceptsStaleOwners(UsersStore):
@@ -85,21 +87,19 @@ class AcceptsStaleOwners(UsersStore):
 
 
 class IgnoresFingerprints(UsersStore):
-    async def execute(self, verb: Verb, ops: Sequence[Any]) -> Sequence[Any]:
-        if verb is Verb.CLAIM:
-            for op in ops:
-                op.fingerprint = None
-        return await super().execute(verb, ops)
+    def asked(self, op: Any) -> Any:
+        if op.verb is Verb.CLAIM:
+            op.fingerprint = None
+        return op
 
 
 class IgnoresLeases(UsersStore):
     """Its leases last an hour, whatever the claim asks for."""
 
-    async def execute(self, verb: Verb, ops: Sequence[Any]) -> Sequence[Any]:
-        if verb is Verb.CLAIM:
-            for op in ops:
-                op.terms = terms(op.terms.mode, HOUR, op.terms.keep_ms + HOUR, op.terms.watch)
-        return await super().execute(verb, ops)
+    def asked(self, op: Any) -> Any:
+        if op.verb is Verb.CLAIM:
+            op.terms = terms(op.terms.mode, HOUR, op.terms.keep_ms + HOUR, op.terms.watch)
+        return op
 
 
 class LetsEachIssue(UsersStore):
@@ -146,27 +146,22 @@ class RemembersTooLong(UsersStore):
 
 
 class UndoesAnyCall(UsersStore):
-    async def execute(self, verb: Verb, ops: Sequence[Any]) -> Sequence[Any]:
-        if verb is Verb.FORGET_ID:
-            for op in ops:
-                op.entry = op.entry[: op.terms.width]
-        return await super().execute(verb, ops)
+    def asked(self, op: Any) -> Any:
+        if op.verb is Verb.FORGET_ID:
+            op.entry = op.entry[: op.terms.width]
+        return op
 
 
 class RemembersNoSuccess(UsersStore):
-    async def execute(self, verb: Verb, ops: Sequence[Any]) -> Sequence[Any]:
-        if verb is Verb.SETTLE:
-            ops = [without_ledger(op) for op in ops]
-        return await super().execute(verb, ops)
+    def asked(self, op: Any) -> Any:
+        return without_ledger(op) if op.verb is Verb.SETTLE else op
 
 
 class HasOnlyTheRecord(UsersStore):
     """It answers a claim whose success a ledger remembers from the record alone, as long as that is there."""
 
-    async def execute(self, verb: Verb, ops: Sequence[Any]) -> Sequence[Any]:
-        if verb is Verb.CLAIM:
-            ops = [without_ledger(op) for op in ops]
-        return await super().execute(verb, ops)
+    def asked(self, op: Any) -> Any:
+        return without_ledger(op) if op.verb is Verb.CLAIM else op
 
 
 class SaysNothing(UsersStore):

@@ -93,4 +93,5 @@ class Fault:
         raise NotImplementedError
 
     async def heal(self, scene: Scene) -> None:
-        raise NotImplementedError
+        """End the trouble. What goes on in the background ends here, unless it ends by itself."""
+        await scene.calm()

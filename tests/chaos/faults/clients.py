@@ -53,9 +53,6 @@ class LoopBlocked(Fault):
         scene.stalled[member.slot] = scene.seconds + 0.5
         member.tell({"do": "block", "seconds": scene.seconds})
 
-    async def heal(self, scene: Scene) -> None:
-        """It ends by itself."""
-
 
 class LoopBlockedBriefly(Fault):
     """Programs block their own loops again and again, for a little less than the deadline or a little more."""
@@ -74,9 +71,6 @@ class LoopBlockedBriefly(Fault):
             scene.anyone().tell({"do": "block", "seconds": seconds})
 
         scene.repeat(block, scene.timeout)
-
-    async def heal(self, scene: Scene) -> None:
-        await scene.calm()
 
 
 class CallersGone(Freeze):

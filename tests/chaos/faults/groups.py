@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import redis.exceptions
 
-from tests.topologies import SentinelGroup
+from tests.topologies import ClusterGroup, Member, SentinelGroup
 
 from .base import Fault, Scene
 
@@ -90,33 +90,43 @@ class SentinelFailover(Fault):
         return False
 
 
-class ClusterKilled(Fault):
-    """A primary is killed; its replica takes over."""
+class ReplicaTakesOver(Fault):
+    """Something befalls a primary of the Cluster, and its replica takes over."""
 
-    name = "cluster: primary killed"
     home = "cluster"
-    keeps_data = False
 
     async def inject(self, scene: Scene) -> None:
         primaries = await asyncio.to_thread(scene.home.group.primaries)
         self._primary = scene.draw.choice(primaries)
-        await asyncio.to_thread(self._primary.kill)
+        await asyncio.to_thread(self.strike, scene.home.group, self._primary)
 
     async def heal(self, scene: Scene) -> None:
         await scene.home.until(lambda: self._primary not in scene.home.group.primaries())
 
+    def strike(self, group: ClusterGroup, primary: Member) -> None:
+        raise NotImplementedError
 
-class ClusterFrozen(ClusterKilled):
+
+class ClusterKilled(ReplicaTakesOver):
+    """A primary is killed; its replica takes over."""
+
+    name = "cluster: primary killed"
+    keeps_data = False
+
+    def strike(self, group: ClusterGroup, primary: Member) -> None:
+        primary.kill()
+
+
+class ClusterFrozen(ReplicaTakesOver):
     """A primary stands still, its replica takes over, and nobody thaws it before the run is over."""
 
     name = "cluster: primary frozen"
+    keeps_data = False
     audited = True
     replaced = True
 
-    async def inject(self, scene: Scene) -> None:
-        primaries = await asyncio.to_thread(scene.home.group.primaries)
-        self._primary = scene.draw.choice(primaries)
-        self._primary.freeze()
+    def strike(self, group: ClusterGroup, primary: Member) -> None:
+        primary.freeze()
 
 
 class ClusterKilledWait(ClusterKilled):
@@ -126,20 +136,13 @@ class ClusterKilledWait(ClusterKilled):
     options: ClassVar[dict[str, Any]] = {"replicas": 1}
 
 
-class ClusterFailover(Fault):
+class ClusterFailover(ReplicaTakesOver):
     """A replica takes over in agreement with its primary, which waits for it."""
 
     name = "cluster: failover"
-    home = "cluster"
 
-    async def inject(self, scene: Scene) -> None:
-        primaries = await asyncio.to_thread(scene.home.group.primaries)
-        self._primary = scene.draw.choice(primaries)
-        replica = await asyncio.to_thread(scene.home.group.replica_of, self._primary)
-        await asyncio.to_thread(replica.ask, "CLUSTER", "FAILOVER")
-
-    async def heal(self, scene: Scene) -> None:
-        await scene.home.until(lambda: self._primary not in scene.home.group.primaries())
+    def strike(self, group: ClusterGroup, primary: Member) -> None:
+        group.replica_of(primary).ask("CLUSTER", "FAILOVER")
 
 
 class SlotsMoved(Fault):
@@ -150,9 +153,6 @@ class SlotsMoved(Fault):
 
     async def inject(self, scene: Scene) -> None:
         scene.repeat(lambda: asyncio.to_thread(self._move, scene), 0.02)
-
-    async def heal(self, scene: Scene) -> None:
-        await scene.calm()
 
     def _move(self, scene: Scene) -> None:
         group = scene.home.group

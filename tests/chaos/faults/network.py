@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 from ..proxy import Mode
@@ -105,31 +106,27 @@ class LateReplies(Gated):
     mix: ClassVar[Mapping[str, int]] = {**KINDS, "giveup": 30, "burn": 40, "machine": 20}
 
     async def inject(self, scene: Scene) -> None:
-        def late() -> tuple[float, bool]:
-            if scene.draw.random() < 0.67:
-                return 0.0, True
-            return scene.timeout * scene.draw.uniform(1.1, 2.0), scene.draw.random() < 0.5
-
         for gate in self.gates(scene):
-            gate.late = late
+            gate.late = partial(self.late, scene)
         await super().inject(scene)
 
+    def late(self, scene: Scene) -> tuple[float, bool]:
+        """For how many seconds the next reply is held back, and whether it passes then."""
+        if scene.draw.random() < 0.67:
+            return 0.0, True
+        return scene.timeout * scene.draw.uniform(1.1, 2.0), scene.draw.random() < 0.5
 
-class RoundAndRound(Gated):
+
+class RoundAndRound(LateReplies):
     """Single replies are lost while machines go round: a call that is sent again finds its move undone by others."""
 
     name = "cyclic machines"
-    mode = Mode.LATE
+    audited = False
     mix: ClassVar[Mapping[str, int]] = {**KINDS, "machine": 300}
 
-    async def inject(self, scene: Scene) -> None:
-        def late() -> tuple[float, bool]:
-            lost = scene.draw.random() < 0.1
-            return (scene.draw.uniform(0.0, 0.2) * scene.timeout, False) if lost else (0.0, True)
-
-        for gate in self.gates(scene):
-            gate.late = late
-        await super().inject(scene)
+    def late(self, scene: Scene) -> tuple[float, bool]:
+        lost = scene.draw.random() < 0.1
+        return (scene.draw.uniform(0.0, 0.2) * scene.timeout, False) if lost else (0.0, True)
 
 
 class SameOwners(Refused):

@@ -66,9 +66,6 @@ class DebugSleep(Fault):
     async def inject(self, scene: Scene) -> None:
         scene.background(scene.home.ask("DEBUG", "SLEEP", str(scene.seconds)))
 
-    async def heal(self, scene: Scene) -> None:
-        await scene.calm()
-
 
 class ScriptFlush(Fault):
     """SCRIPT FLUSH again and again under load."""
@@ -78,59 +75,58 @@ class ScriptFlush(Fault):
     async def inject(self, scene: Scene) -> None:
         scene.repeat(lambda: scene.home.ask("SCRIPT", "FLUSH", scene.draw.choice(("SYNC", "ASYNC"))), 0.01)
 
+
+Command = tuple[str | int, ...]
+KILL_CLIENTS: Command = ("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+
+
+class Configured(Fault):
+    """Commands bring the trouble about, and one ends it."""
+
+    begin: ClassVar[tuple[Command, ...]]
+    end: ClassVar[Command]
+
+    async def inject(self, scene: Scene) -> None:
+        for command in self.begin:
+            await scene.home.ask(*command)
+
     async def heal(self, scene: Scene) -> None:
-        await scene.calm()
+        await scene.home.ask(*self.end)
 
 
-class OutOfMemory(Fault):
+class OutOfMemory(Configured):
     """maxmemory below what is used, and nothing may be evicted: writes are refused."""
 
     name = "oom"
-
-    async def inject(self, scene: Scene) -> None:
-        await scene.home.ask("CONFIG", "SET", "maxmemory-policy", "noeviction", "maxmemory", "1mb")
-        await scene.home.ask("CONFIG", "SET", "maxmemory", "100kb")
-
-    async def heal(self, scene: Scene) -> None:
-        await scene.home.ask("CONFIG", "SET", "maxmemory", 0)
+    begin = (
+        ("CONFIG", "SET", "maxmemory-policy", "noeviction", "maxmemory", "1mb"),
+        ("CONFIG", "SET", "maxmemory", "100kb"),
+    )
+    end = ("CONFIG", "SET", "maxmemory", 0)
 
 
-class ReadOnly(Fault):
+class ReadOnly(Configured):
     """A replica of nobody: it refuses writes, and keeps its data."""
 
     name = "readonly"
-
-    async def inject(self, scene: Scene) -> None:
-        await scene.home.ask("REPLICAOF", "127.0.0.1", 1)
-
-    async def heal(self, scene: Scene) -> None:
-        await scene.home.ask("REPLICAOF", "NO", "ONE")
+    begin = (("REPLICAOF", "127.0.0.1", 1),)
+    end = ("REPLICAOF", "NO", "ONE")
 
 
-class MaxClients(Fault):
+class MaxClients(Configured):
     """Connections are ended, and new ones refused."""
 
     name = "max clients"
-
-    async def inject(self, scene: Scene) -> None:
-        await scene.home.ask("CONFIG", "SET", "maxclients", 1)
-        await scene.home.ask("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-
-    async def heal(self, scene: Scene) -> None:
-        await scene.home.ask("CONFIG", "SET", "maxclients", 10_000)
+    begin = (("CONFIG", "SET", "maxclients", 1), KILL_CLIENTS)
+    end = ("CONFIG", "SET", "maxclients", 10_000)
 
 
-class Password(Fault):
+class Password(Configured):
     """The password is changed under the clients, and changed back."""
 
     name = "password"
-
-    async def inject(self, scene: Scene) -> None:
-        await scene.home.ask("CONFIG", "SET", "requirepass", "another")
-        await scene.home.ask("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-
-    async def heal(self, scene: Scene) -> None:
-        await scene.home.ask("CONFIG", "SET", "requirepass", "")
+    begin = (("CONFIG", "SET", "requirepass", "another"), KILL_CLIENTS)
+    end = ("CONFIG", "SET", "requirepass", "")
 
 
 class Loading(Fault):
@@ -146,12 +142,15 @@ class Loading(Fault):
         scene.background(scene.home.ask("DEBUG", "RELOAD"))
 
     async def heal(self, scene: Scene) -> None:
-        await scene.calm()
+        await super().heal(scene)
         await scene.home.ask("CONFIG", "SET", "key-load-delay", 0)
 
 
 class ServerClockBack(Fault):
-    """The server's clock is set back, again and again. It never jumps ahead: that would end leases early."""
+    """The server's clock is set back, again and again. It never jumps ahead: that would end leases early.
+
+    It stays behind until the next run.
+    """
 
     name = "server's clock set back"
     home = "clock"
@@ -165,7 +164,3 @@ class ServerClockBack(Fault):
             scene.steps.append((before, time.monotonic_ns()))
 
         scene.repeat(back, 0.15)
-
-    async def heal(self, scene: Scene) -> None:
-        """It stays behind until the next run."""
-        await scene.calm()
