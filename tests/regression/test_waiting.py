@@ -28,7 +28,7 @@ from fastdedup.sync import Dedup as SyncDedup
 from fastdedup.sync.sql import Inbox as SyncInbox
 from fastdedup.testing import FakeStore, fake_dedup
 
-from ..fixtures import fixture_of
+from ..fixtures import async_fixture, fixture_of
 from ..gated_inbox.sync_shop import Call, waits_behind
 from ..servers import RedisServer
 from ..sidecar.conftest import Serve, serve  # noqa: F401 -- a fixture
@@ -164,45 +164,41 @@ async def test_a_named_owner_gets_its_claim_each_time(backend: Backend) -> None:
         await claims[0].complete("done")
 
 
-async def test_duplicates_held_elsewhere_wait_once(redis_url: str) -> None:
-    async with (
-        Dedup(redis_url, namespace="t", timeout=5.0) as dedup,
-        Dedup(redis_url, namespace="t") as other,
-    ):
-        held = await other.claim("q", lease=60)
-        listed = asyncio.ensure_future(dedup.claim_many(["q", "r", "q", "q"], wait=WAIT))
-        wakeups = dedup.gate.connection.wakeups
-        await wait_until(lambda: wakeups.waiting, description="the list waits")
-        assert list(wakeups.waiting.values()) == [1]
-        await held.complete("done")
-        claims = await at_once(listed)
-        assert outcomes(claims) == ["succeeded", "acquired", "succeeded", "succeeded"]
-        assert {claim.result for claim in claims if claim.outcome is Outcome.SUCCEEDED} == {"done"}
+dedup = async_fixture(lambda redis_url: Dedup(redis_url, namespace="t", timeout=5.0))
+other = async_fixture(lambda redis_url: Dedup(redis_url, namespace="t"))
 
 
-async def test_the_first_of_several_duplicates_takes_a_freed_key(redis_url: str) -> None:
-    async with (
-        Dedup(redis_url, namespace="t", timeout=5.0) as dedup,
-        Dedup(redis_url, namespace="t") as other,
-    ):
-        held = await other.claim("q", lease=60)
-        listed = asyncio.ensure_future(dedup.claim_many(["q", "q"], wait=WAIT))
-        wakeups = dedup.gate.connection.wakeups
-        await wait_until(lambda: wakeups.waiting, description="the list waits")
-        await held.release()
-        assert outcomes(await at_once(listed)) == ["acquired", "in_progress"]
+async def waiting_list(dedup: Dedup, keys: str) -> tuple[asyncio.Future[list[Claim]], list[int]]:
+    """Return a list that waits, and how many callers wait for each of its keys."""
+    listed = asyncio.ensure_future(dedup.claim_many([*keys], wait=WAIT))
+    wakeups = dedup.gate.connection.wakeups
+    await wait_until(lambda: wakeups.waiting, description="the list waits")
+    return listed, list(wakeups.waiting.values())
 
 
-async def test_it_gives_up_once_for_all_duplicates(redis_url: str) -> None:
-    async with (
-        Dedup(redis_url, namespace="t", timeout=5.0) as dedup,
-        Dedup(redis_url, namespace="t") as other,
-    ):
-        await other.claim("q", lease=60)
-        began = asyncio.get_running_loop().time()
-        claims = await dedup.claim_many(["q"] * 8, wait=0.2)
-        assert asyncio.get_running_loop().time() - began < 8 * 0.2
-        assert outcomes(claims) == ["in_progress"] * 8
+async def test_duplicates_held_elsewhere_wait_once(dedup: Dedup, other: Dedup) -> None:
+    held = await other.claim("q", lease=60)
+    listed, waiting = await waiting_list(dedup, "qrqq")
+    assert waiting == [1]
+    await held.complete("done")
+    claims = await at_once(listed)
+    assert outcomes(claims) == ["succeeded", "acquired", "succeeded", "succeeded"]
+    assert {claim.result for claim in claims if claim.outcome is Outcome.SUCCEEDED} == {"done"}
+
+
+async def test_the_first_of_several_duplicates_takes_a_freed_key(dedup: Dedup, other: Dedup) -> None:
+    held = await other.claim("q", lease=60)
+    listed, _ = await waiting_list(dedup, "qq")
+    await held.release()
+    assert outcomes(await at_once(listed)) == ["acquired", "in_progress"]
+
+
+async def test_it_gives_up_once_for_all_duplicates(dedup: Dedup, other: Dedup) -> None:
+    await other.claim("q", lease=60)
+    began = asyncio.get_running_loop().time()
+    claims = await dedup.claim_many(["q"] * 8, wait=0.2)
+    assert asyncio.get_running_loop().time() - began < 8 * 0.2
+    assert outcomes(claims) == ["in_progress"] * 8
 
 
 # A list that waited for longer than its lease said "acquired" for a key that another owner had by then.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -48,6 +49,22 @@ def test_a_list_is_read_in_the_callers_thread(dedup: Dedup) -> None:
     assert read_by == {threading.current_thread()}
 
 
+@contextmanager
+def interrupted_as_answered(meanwhile: Callable[[], object] = lambda: None) -> Iterator[None]:
+    """Interrupt the call of this block when its answer has come; before that, something happens."""
+
+    def interrupted(thread: background.LoopThread, wait: Any, seconds: float) -> None:
+        assert wait(5)
+        patched.undo()
+        meanwhile()
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(background.LoopThread, "_wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            yield
+
+
 @pytest.mark.parametrize(
     ("answered", "is_undone"),
     [
@@ -65,20 +82,12 @@ async def test_an_answer_too_late_for_its_caller_is_taken_back(
     dedup: Dedup,
     answered: Callable[[Dedup, Ledger], Any],
     is_undone: Callable[[Dedup, Ledger], bool],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An interrupt comes when the answer has: nobody knows that the id is remembered, so it is new again."""
     ledger = made(dedup, "late")
     ledger.seen("ledger is founded")
-
-    def interrupted(thread: background.LoopThread, wait: Any, seconds: float) -> None:
-        assert wait(5)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(background.LoopThread, "_wait", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            answered(dedup, ledger)
+    with interrupted_as_answered():
+        answered(dedup, ledger)
     await wait_until(lambda: is_undone(dedup, ledger), description="it is taken back")
 
 
@@ -98,17 +107,8 @@ async def test_a_call_is_taken_back_by_the_form_that_it_was_sent_by(
     ledger = made(dedup, changes.__name__)
     ledger.seen("ledger is founded")
     monkeypatch.setattr(PACE, "announce_ms", 0)
-
-    def interrupted(thread: background.LoopThread, wait: Any, seconds: float) -> None:
-        assert wait(5)
-        patched.undo()
-        changes(ledger)
-        raise KeyboardInterrupt
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(background.LoopThread, "_wait", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            ledger.first_many(["one", "two"])
+    with interrupted_as_answered(lambda: changes(ledger)):
+        ledger.first_many(["one", "two"])
     await wait_until(lambda: not (ledger.seen("one") or ledger.seen("two")), description="it is taken back")
 
 
