@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 
@@ -132,61 +131,36 @@ async def test_an_unseen_step_frees_nothing(stepping: SteppingServer) -> None:
 # has the winner that cancels the loser.
 
 
-@asynccontextmanager
-async def asked_in_a_freeze(
-    server: RedisServer, *asking: Callable[[Dedup], Awaitable[Any]]
-) -> AsyncIterator[tuple[Dedup, list[asyncio.Future[Any]]]]:
-    """A gate with some calls in one batch, which Redis executes long after it was sent.
+async def test_a_list_that_is_given_up_leaves_what_another_call_was_told(
+    redis_url: str, redis_server: RedisServer
+) -> None:
+    """The list waits for a key of another owner; meanwhile its name claims the same key by a call of its own.
 
-    So the gate can tell by the server's time that the acquisition is its own: the fastest answer shows it that time.
+    Redis executes the list long after it was sent. So the gate can tell by the server's time that the acquisition is
+    its own: the fastest answer shows it that time.
     """
     now = asyncio.get_running_loop().time
-    async with Dedup(server.url, namespace="t", timeout=5.0) as gate:
+    async with (
+        Dedup(redis_url, namespace="t", timeout=5.0) as gate,
+        Dedup(redis_url, namespace="t", timeout=5.0) as other,
+    ):
+        busy = await other.claim("busy", owner="other")
         began = now()
         for _ in range(20):
             await gate.get("k")
         slowest = now() - began
-        with server.frozen():
-            calls = [asyncio.ensure_future(ask(gate)) for ask in asking]
-            await wait_until(lambda: gate.in_flight, description="the calls are sent")
+        with redis_server.frozen():
+            listed = asyncio.ensure_future(gate.claim_many(["k", "busy"], owner="worker-1", wait=30.0))
+            await wait_until(lambda: gate.in_flight, description="the list is sent")
             sent = now()
             await wait_until(lambda: now() > sent + slowest, description="Redis would have answered by now")
-        yield gate, calls
-        await asyncio.wait(calls)
-
-
-async def claim_it(gate: Dedup) -> Claim:
-    return await gate.claim("k", owner="worker-1")
-
-
-async def test_a_list_that_is_given_up_leaves_what_another_call_was_told(
-    redis_url: str, redis_server: RedisServer
-) -> None:
-    """The list waits for a key of another owner; meanwhile its name claims the same key by a call of its own."""
-    async with Dedup(redis_url, namespace="t", timeout=5.0) as other:
-        busy = await other.claim("busy", owner="other")
-
-        async def ask_for_both(gate: Dedup) -> Sequence[Claim]:
-            return await gate.claim_many(["k", "busy"], owner="worker-1", wait=30.0)
-
-        async with asked_in_a_freeze(redis_server, ask_for_both) as (gate, calls):
-            await wait_until(lambda: other.get("k"), description="the list has one of its keys")
-            claim = await claim_it(gate)
-            assert claim.acquired
-            await cancel(calls[0])
-            assert await holds(gate, claim)
-            await claim.complete(1)
-            await busy.complete(1)
-
-
-async def test_two_calls_that_are_given_up_leave_nothing(redis_url: str, redis_server: RedisServer) -> None:
-    async with asked_in_a_freeze(redis_server, claim_it, claim_it) as (gate, calls):
-        for call in calls:
-            call.cancel()
-        await asyncio.wait(calls)
-        claim = await gate.claim("k", owner="other", wait=5.0)
+        await wait_until(lambda: other.get("k"), description="the list has one of its keys")
+        claim = await gate.claim("k", owner="worker-1")
         assert claim.acquired
+        await cancel(listed)
+        assert await holds(gate, claim)
         await claim.complete(1)
+        await busy.complete(1)
 
 
 async def test_a_list_that_is_given_up_leaves_no_key_that_it_has_twice(redis_url: str) -> None:
