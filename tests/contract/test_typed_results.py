@@ -22,6 +22,7 @@ from fastdedup.codec import UNSTORABLE
 from fastdedup.results.values import same
 from fastdedup.sync import Dedup as SyncDedup
 
+from ..codecs import CodecOf
 from ..faces import each_face, gate_of, told
 from ..fixtures import async_fixture
 from ..kinds import IDS, KINDS, ORDER, Colour, Order, Page, Rushed, returning
@@ -412,19 +413,12 @@ class Unknown(TypedDict):
     name: Missing
 
 
-class Own:
-    def dumps(self, value: Any) -> bytes:
-        return repr(value).encode()
-
-    def loads(self, data: bytes) -> Any:
-        return eval(data)
+OWN = CodecOf(lambda value: repr(value).encode(), eval)
 
 
 async def test_a_codec_of_ones_own_decides_alone() -> None:
-    assert (
-        await twice(returning(Plain, (1, {2})), "k", dedup=Dedup("memory://", codec=Own())) == [(1, {2})] * 2
-    )
-    async with Dedup("memory://", codec=Own()) as dedup:
+    assert await twice(returning(Plain, (1, {2})), "k", dedup=Dedup("memory://", codec=OWN)) == [(1, {2})] * 2
+    async with Dedup("memory://", codec=OWN) as dedup:
         await (await dedup.claim("k")).complete((1, 2))
         assert (await dedup.claim("k")).replay(tuple[int, int]) == (1, 2)
         with pytest.raises(ResultError, match="completed with a tuple, not with an int"):

@@ -20,6 +20,7 @@ from fastdedup.sql import Inbox, RetryTransaction
 from fastdedup.sync import Dedup as SyncDedup
 from fastdedup.sync.sql import Inbox as SyncInbox
 
+from ..codecs import reads_nothing
 from ..fixtures import async_fixture
 from ..servers import RedisServer
 from .shop import WAYS, Place, Shop, answer, flush, open_shop, scripts
@@ -130,24 +131,16 @@ async def test_a_result_too_large_for_the_gate_comes_from_the_row(
         assert (await shop.record(key)).state is State.RELEASED  # type: ignore[union-attr]
 
 
-class Unreadable:
-    """A codec that reads nothing: what the gate holds was written by another one."""
-
-    def dumps(self, value: Any) -> bytes:
-        return b"?"
-
-    def loads(self, data: bytes) -> Any:
-        raise ValueError("not mine")
-
-
 async def test_the_row_answers_where_the_gates_result_cannot_be_read(
     mortal_postgres: Place, mortal_redis: RedisServer, key: str
 ) -> None:
-    async with open_shop(mortal_postgres, mortal_redis, gate={"codec": Unreadable()}) as shop:
+    async with open_shop(
+        mortal_postgres, mortal_redis, gate={"codec": reads_nothing(ValueError("not mine"))}
+    ) as shop:
         shop.act = answer(7)
         assert [await shop.handle(key), await shop.handle(key)] == [7, 7]
         assert shop.runs == 1
-        assert "loads() of Unreadable" in (await shop.bypasses())[0].reason
+        assert "loads() of CodecOf" in (await shop.bypasses())[0].reason
 
 
 @pytest.mark.parametrize("way", ["asyncpg", "psycopg"])

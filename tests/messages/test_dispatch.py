@@ -38,6 +38,7 @@ from fastdedup.messages.keys import gate_key
 from fastdedup.sql import Inbox
 from fastdedup.sync import Dedup as SyncDedup
 
+from ..codecs import CodecOf
 from ..committing.bank import tables
 from ..fixtures import async_fixture
 from ..servers import RedisServer
@@ -94,19 +95,9 @@ async def test_a_key_that_no_gate_takes_is_named() -> None:
     assert [(each.reason, each.key) for each in (found, same)] == [(Reason.NO_KEY, LONG)] * 2
 
 
-class Marshalled:
-    """A codec of another version of the program."""
-
-    def dumps(self, value: Any) -> bytes:
-        return marshal.dumps(value)
-
-    def loads(self, data: bytes) -> Any:
-        return marshal.loads(data)
-
-
 async def test_what_is_done_stays_done_if_its_result_cannot_be_read(redis_url: str) -> None:
     """A broker would deliver the message again and again to consumers that its record ends."""
-    async with Dedup(redis_url, namespace="m", codec=Marshalled()) as former:
+    async with Dedup(redis_url, namespace="m", codec=CodecOf(marshal.dumps, marshal.loads)) as former:
         await (await former.claim(gate_key("orders", "a"))).complete({"paid": 7})
     async with Dedup(redis_url, namespace="m") as dedup:
         assert seen(await Dispatcher("orders", dedup, key=key).dispatch("a", ends)) == DUPLICATE
@@ -493,7 +484,9 @@ async def test_a_letter_that_is_taken_again_as_the_store_dies_is_still_worked_on
 
 
 @pytest.mark.parametrize("is_gated", [True, False])
-@pytest.mark.parametrize(("codec", "result"), [(Marshalled(), {"paid": 7}), (None, object())])
+@pytest.mark.parametrize(
+    ("codec", "result"), [(CodecOf(marshal.dumps, marshal.loads), {"paid": 7}), (None, object())]
+)
 @pytest.mark.filterwarnings("ignore::fastdedup.ResultWarning")
 async def test_a_row_whose_result_cannot_be_told_is_done(
     tmp_path: Path, is_gated: bool, codec: Any, result: Any

@@ -35,11 +35,11 @@ from fastdedup.sync import Dedup as SyncDedup
 from fastdedup.sync.sql import Inbox
 from fastdedup.testing import FakeStore, inbox_database
 
+from ..codecs import PICKLE, CodecOf
 from ..faces import each_face, gate_of, once_of
 from ..fixtures import async_fixture
 from ..sidecars import Sidecar
 from ..stores import Backend
-from ..unit.test_codec import PickleCodec
 
 # A codec that encodes a value to `b""` gave the first caller None in place of its result, and duplicates as
 # well.
@@ -91,22 +91,7 @@ async def test_the_gate_refuses_no_bytes_of_a_codec(redis_url: str) -> None:
 # `once(fail_on=…)` got ResultError in place of its own error, and duplicates lost that error.
 
 
-class OneType:
-    """A codec that knows bytes alone."""
-
-    def dumps(self, value: Any) -> bytes:
-        if not isinstance(value, bytes):
-            raise TypeError("bytes alone")
-        return value
-
-    def loads(self, data: bytes) -> Any:
-        return data
-
-
-class FormerPickle(PickleCodec):
-    """Stores errors as version 0.1.0 did."""
-
-    stores_errors = True
+BYTES_ALONE = CodecOf(bytes, bytes)
 
 
 class Unspeakable(Exception):
@@ -132,7 +117,7 @@ async def told(dedup: Dedup, error: Exception) -> Any:
 
 
 async def test_each_caller_gets_the_functions_own_error(backend: Backend) -> None:
-    async with backend.make(codec=OneType()) as dedup:
+    async with backend.make(codec=BYTES_ALONE) as dedup:
         assert await told(dedup, RuntimeError("card")) == {"type": "RuntimeError", "message": "card"}
 
 
@@ -151,9 +136,12 @@ async def test_each_exception_can_be_recorded(error: Exception, message: str) ->
 
 
 async def test_an_error_that_version_0_1_0_stored_can_be_read(backend: Backend) -> None:
-    async with backend.make(codec=FormerPickle()) as former, backend.make(codec=PickleCodec()) as dedup:
+    async with (
+        backend.make(codec=PICKLE._replace(stores_errors=True)) as former,
+        backend.make(codec=PICKLE) as dedup,
+    ):
         if backend.name == "memory":
-            dedup = former.scoped(codec=PickleCodec())
+            dedup = former.scoped(codec=PICKLE)
         await (await former.claim("order:42")).fail({"declined", 7})
         claim = await dedup.claim("order:42")
         assert (claim.outcome, claim.error) == (Outcome.FAILED, {"declined", 7})
@@ -165,21 +153,9 @@ async def test_an_error_that_version_0_1_0_stored_can_be_read(backend: Backend) 
 CONTENT = b'{"card": 4711'
 
 
-class RawErrors:
-    """Stores bytes as they are, errors as well, as version 0.1.0 did: to another codec they are not JSON."""
-
-    stores_errors = True
-
-    def dumps(self, value: Any) -> bytes:
-        return value  # type: ignore[no-any-return]
-
-    def loads(self, data: bytes) -> Any:
-        return data
-
-
 async def record(dedup: Dedup, key: str, *, succeeded: bool) -> Dedup:
     """Store what JSON cannot read; return a gate that can read it."""
-    raw = dedup.scoped(codec=RawErrors())
+    raw = dedup.scoped(codec=BYTES_ALONE._replace(stores_errors=True))
     claim = await raw.claim(key)
     await (claim.complete(CONTENT) if succeeded else claim.fail(CONTENT))
     return raw

@@ -23,10 +23,10 @@ from fastdedup.core.calls import KnownCall
 from fastdedup.errors import ResultError
 from fastdedup.sync import Dedup as SyncDedup
 
+from ..codecs import PICKLE
 from ..faces import each_face, gate_of, told
 from ..fixtures import async_fixture
 from ..stores import TIMEOUT
-from ..unit.test_codec import PickleCodec
 from ..waiting import cancel
 
 SMALL = 100
@@ -213,7 +213,7 @@ async def test_a_result_that_cannot_be_stored_is_a_recorded_failure(
 
 async def test_whatever_a_codec_raises_is_a_recorded_failure(url: str) -> None:
     """Pickle has errors of its own."""
-    async with gate(url, codec=PickleCodec()) as dedup:
+    async with gate(url, codec=PICKLE) as dedup:
         with pytest.raises(ResultError, match="list"):
             async with dedup.claim("key") as claim:
                 await claim.complete([lambda: 1])

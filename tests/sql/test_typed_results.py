@@ -20,6 +20,7 @@ from fastdedup.sync import Dedup
 from fastdedup.sync.sql import Inbox
 from fastdedup.testing import inbox_database
 
+from ..codecs import CodecOf
 from ..kinds import IDS, KINDS, ORDER, Order, Rushed, returning
 
 OF_A_KIND = pytest.mark.parametrize(("declared", "value"), KINDS, ids=IDS)
@@ -146,15 +147,9 @@ def test_a_row_of_version_0_1_0_is_read(desk: Desk) -> None:
 
 
 def test_a_codec_of_ones_own_decides_alone(desk: Desk) -> None:
-    class Own:
-        def dumps(self, value: Any) -> bytes:
-            return b"\xff" + repr(value).encode()
-
-        def loads(self, data: bytes) -> Any:
-            return eval(data[1:])
-
-    desk.inbox = Inbox("billing", keep=60.0, codec=Own())
-    with Dedup("memory://", codec=Own()) as gate:
+    own = CodecOf(lambda value: b"\xff" + repr(value).encode(), lambda data: eval(data[1:]))
+    desk.inbox = Inbox("billing", keep=60.0, codec=own)
+    with Dedup("memory://", codec=own) as gate:
         for key, options in (("a", {}), ("b", {"gate": gate})):
             work = desk.once(date, (1, {2}), **options)
             assert [work(key), work(key)] == [(1, {2})] * 2

@@ -1,7 +1,6 @@
 """Results become bytes and come back; what cannot is said before anything is stored."""
 
 import math
-import pickle
 import traceback
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -13,6 +12,8 @@ import pytest
 
 from fastdedup import Dedup, DedupError, ForeignRecordError, ResultError, ResultTooLargeError
 from fastdedup.codec import JSONCodec, decode, encode
+
+from ..codecs import PICKLE, CodecOf, reads_nothing
 
 LIMIT = 1024
 
@@ -114,17 +115,9 @@ def test_the_limit_counts_encoded_bytes() -> None:
         encode(JSONCodec(), "x" * 1023, LIMIT)
 
 
-class PickleCodec:
-    def dumps(self, value: Any) -> bytes:
-        return pickle.dumps(value)
-
-    def loads(self, data: bytes) -> Any:
-        return pickle.loads(data)
-
-
 async def test_a_codec_of_ones_own_keeps_types() -> None:
     """Whoever needs more than JSON brings two functions."""
-    async with Dedup("memory://", codec=PickleCodec()) as dedup:
+    async with Dedup("memory://", codec=PICKLE) as dedup:
         claim = await dedup.claim("k")
         await claim.complete({1, 2})
         assert (await dedup.claim("k")).result == {1, 2}
@@ -133,51 +126,31 @@ async def test_a_codec_of_ones_own_keeps_types() -> None:
 async def test_a_scope_may_have_its_own_codec() -> None:
     """Settings are a namespace's."""
     async with Dedup("memory://") as dedup:
-        scope = dedup.scoped("pickled", codec=PickleCodec())
+        scope = dedup.scoped("pickled", codec=PICKLE)
         claim = await scope.claim("k")
         await claim.complete({3})
         assert (await scope.claim("k")).result == {3}
-
-
-class Returns:
-    """A codec whose author forgot to encode."""
-
-    def __init__(self, encoded: Any) -> None:
-        self.encoded = encoded
-
-    def dumps(self, value: Any) -> bytes:
-        return self.encoded
-
-    def loads(self, data: bytes) -> Any:
-        return data
 
 
 @pytest.mark.parametrize("encoded", ["text", [1, 2], None, 7])
 def test_a_codec_that_returns_no_bytes_is_found_before_anything_is_sent(encoded: Any) -> None:
     """Further on it would fail the whole batch, and other callers' results with it."""
     with pytest.raises(ResultError, match="bytes"):
-        encode(Returns(encoded), {"a": 1}, LIMIT)
+        encode(CodecOf(lambda value: encoded, bytes), {"a": 1}, LIMIT)
 
 
 CONTENT = b"{card: 4711}"
 
 
-class Picky:
-    """A codec that cannot read what it is given, and says so with the content in its error."""
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-
-    def dumps(self, value: Any) -> bytes:
-        return CONTENT
-
-    def loads(self, data: bytes) -> Any:
-        raise self.error
-
-
 @pytest.mark.parametrize(
     "codec",
-    [JSONCodec(), Picky(ValueError("card: 4711")), Picky(KeyError("card: 4711")), Picky(RuntimeError())],
+    [
+        JSONCodec(),
+        *(
+            reads_nothing(error, CONTENT)
+            for error in (ValueError("card: 4711"), KeyError("card: 4711"), RuntimeError())
+        ),
+    ],
 )
 def test_what_cannot_be_read_is_an_error_that_names_the_key(codec: Any) -> None:
     """It was a JSONDecodeError; the content stands neither in the message nor in what led to it."""
@@ -190,4 +163,4 @@ def test_what_cannot_be_read_is_an_error_that_names_the_key(codec: Any) -> None:
 def test_an_error_of_this_library_passes_through_a_codec() -> None:
     """A codec may know better what it met."""
     with pytest.raises(DedupError, match="another format"):
-        decode(Picky(ForeignRecordError("another format")), b"x", "order:7")
+        decode(reads_nothing(ForeignRecordError("another format")), b"x", "order:7")

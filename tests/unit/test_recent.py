@@ -15,6 +15,7 @@ from fastdedup import BreakerState, ConfigError, Dedup, LocalLRU, Outcome, Unava
 from fastdedup.kernel.operations import ForgetOp
 from fastdedup.testing import Clock
 
+from ..codecs import CodecOf
 from ..waiting import wait_until
 from .test_fallback import FlakyStore
 
@@ -73,21 +74,14 @@ async def test_a_list_with_a_ledger_asks_for_its_own_records(clock: Clock) -> No
         assert claim.acquired
 
 
-class Cents:
-    """Keeps an amount in cents."""
-
-    def dumps(self, value: Any) -> bytes:
-        return b"%d" % (value * 100)
-
-    def loads(self, data: bytes) -> Any:
-        return int(data) / 100
+CENTS = CodecOf(lambda amount: b"%d" % (amount * 100), lambda data: int(data) / 100)
 
 
 @pytest.mark.parametrize("age", [1.0, 0.0], ids=["from memory", "in one batch"])
 async def test_each_gate_reads_a_result_with_its_own_codec(age: float) -> None:
     """Two gates of one namespace share the store's answer. The second read 150 for 1.5."""
     async with gate(known_duplicates=age) as (dedup, _):
-        plain, cents = dedup, dedup.scoped(codec=Cents())
+        plain, cents = dedup, dedup.scoped(codec=CENTS)
         await (await cents.claim("k")).complete(1.5)
         for _ in range(2):
             claims = await asyncio.gather(

@@ -40,12 +40,21 @@ class Clock:
                 callback()
 
 
-class Started:
-    """Stands in for a renewal."""
+class Queue(RenewalQueue):
+    """A queue of renewals of 30 seconds, whose time is moved by hand."""
 
-    def __init__(self, queue: RenewalQueue) -> None:
-        self.began = queue.loop.time()
+    def __init__(self) -> None:
+        self.clock = Clock()
+        super().__init__(self.clock, 30.0)  # type: ignore[arg-type]
+
+
+class Started:
+    """Stands in for a renewal, and is added as it is made."""
+
+    def __init__(self, queue: Queue, began: float | None = None) -> None:
+        self.began = queue.clock.now if began is None else began
         self.started = False
+        queue.add(self)
 
     def start(self) -> None:
         self.started = True
@@ -55,11 +64,9 @@ dedup = async_fixture(lambda: Dedup("memory://"))
 
 
 def test_renewals_that_are_due_together_let_others_run_between() -> None:
-    clock = Clock()
-    queue = RenewalQueue(clock, 30.0)  # type: ignore[arg-type]
+    queue = Queue()
+    clock = queue.clock
     renewals = [Started(queue) for _ in range(1000)]
-    for renewal in renewals:
-        queue.add(renewal)  # type: ignore[arg-type]
     clock.now = 10.0
     turns = 0
     while clock.timers:
@@ -74,13 +81,11 @@ def test_renewals_that_are_due_together_let_others_run_between() -> None:
 
 
 def test_a_thousand_renewals_take_one_timer_and_each_starts_at_its_own_third() -> None:
-    clock = Clock()
-    queue = RenewalQueue(clock, 30.0)  # type: ignore[arg-type]
-    renewals = []
+    queue = Queue()
+    clock, renewals = queue.clock, []
     for number in range(1000):
         clock.now = number / 1000
         renewals.append(Started(queue))
-        queue.add(renewals[-1])  # type: ignore[arg-type]
     assert len(clock.timers) == 1
     clock.move_to(10.4995)
     assert [renewal.started for renewal in renewals] == [True] * 500 + [False] * 500
@@ -91,26 +96,20 @@ def test_a_thousand_renewals_take_one_timer_and_each_starts_at_its_own_third() -
 
 
 def test_one_that_is_settled_before_never_starts_and_is_not_held() -> None:
-    clock = Clock()
-    queue = RenewalQueue(clock, 30.0)  # type: ignore[arg-type]
+    queue = Queue()
     renewal = Started(queue)
-    queue.add(renewal)  # type: ignore[arg-type]
-    queue.remove(renewal)  # type: ignore[arg-type]
+    queue.remove(renewal)
     assert not queue.waits
-    clock.move_to(10.0)
+    queue.clock.move_to(10.0)
     assert not renewal.started
-    assert not clock.timers
+    assert not queue.clock.timers
 
 
 def test_a_lease_that_began_long_before_the_others_does_not_wait_behind_them() -> None:
     """A claim whose block began late was lost: its renewal came a third of a lease after that of a later claim."""
-    clock = Clock()
-    queue = RenewalQueue(clock, 30.0)  # type: ignore[arg-type]
-    clock.now = 25.0
-    later, nearly, before = Started(queue), Started(queue), Started(queue)
-    nearly.began, before.began = 24.0, 0.5
-    for renewal in (later, nearly, before):
-        queue.add(renewal)  # type: ignore[arg-type]
+    queue = Queue()
+    queue.clock.now = 25.0
+    later, nearly, before = (Started(queue, began) for began in (25.0, 24.0, 0.5))
     assert [later.started, nearly.started, before.started] == [False, False, True]
     assert len(queue.waiting()) == 2
 
