@@ -16,6 +16,7 @@ from fastdedup.kernel.owners import owner_field
 from fastdedup.kernel.records import Holding, Stored
 from fastdedup.kernel.replies import Adopted
 
+from ..ops import stored
 from ..stores import ALL_BUT_LOCAL, Backend, on_stores
 
 # What a fallback answers from adopts nothing: it is what is adopted.
@@ -28,16 +29,8 @@ HOUR = 3_600_000
 
 def done_elsewhere(claim: Claim) -> Stored:
     """Return the record of a success that was made in an outage, after a claim of the store's."""
-    return Stored(
-        "S",
-        owner=owner_field("ours"),
-        fence=claim.fence + 1,
-        attempt=3,
-        left_ms=HOUR,
-        ttl_ms=HOUR,
-        fingerprint=None,
-        payload=b'"ours"',
-    )
+    facts = {"fence": claim.fence + 1, "attempt": 3, "left_ms": HOUR, "ttl_ms": HOUR}
+    return stored("S", owner_field("ours"), payload=b'"ours"', **facts)
 
 
 async def adopt(dedup: Dedup, ours: Stored, base: Holding | None = None) -> Adopted:

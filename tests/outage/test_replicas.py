@@ -23,10 +23,8 @@ from fastdedup.kernel.operations import (
     Reply,
     SettleOp,
     TouchOp,
-    TransitionOp,
     Verdict,
 )
-from fastdedup.kernel.records import Stored
 from fastdedup.kernel.replies import TransitionReply
 from fastdedup.kernel.terms import Mode, terms
 from fastdedup.kernel.verbs import Verb
@@ -34,6 +32,7 @@ from fastdedup.stores import make_store
 from fastdedup.stores.base import DirectStore, Store
 
 from ..idle import IdleTime
+from ..ops import move, stored
 from ..topologies import HOST, ClusterGroup, Pair, SentinelGroup, until
 from ..waiting import wait_until
 
@@ -54,10 +53,6 @@ async def store_at(url: str, replicas: int, timeout: float = TIMEOUT) -> AsyncIt
 
 OWNER = b"\0" + b"o" * 10
 KEY, TOKEN = b"t:=key", b"t:!token"
-RECORD = Stored(
-    "S", owner=OWNER, fence=7, attempt=1, left_ms=60_000, ttl_ms=60_000, fingerprint=None, payload=b"1"
-)
-MOVE = {"initial": "a", "sources": frozenset("a"), "version": None, "keep_ms": 60_000}
 WRITES: dict[str, Callable[[], Op]] = {
     "claim": lambda: ClaimOp(KEY, TERMS, OWNER, None),
     "renew": lambda: RenewOp(KEY, OWNER, 0, 30_000, 60_000),
@@ -70,8 +65,8 @@ WRITES: dict[str, Callable[[], Op]] = {
     "issue": lambda: IssueOp(TOKEN, OWNER, None, 60_000),
     "consume": lambda: ClaimOp(TOKEN, terms(Mode.CONSUME, 30_000, 60_000, False), OWNER, None),
     "release of a consumed token": lambda: ReleaseOp(TOKEN, OWNER, 0, consumed=True),
-    "transition": lambda: TransitionOp(b"t:~machine", to="b", change=b"c" * 10, **MOVE),
-    "adopt": lambda: AdoptOp(KEY, RECORD, None),
+    "transition": lambda: move(b"t:~machine", "b", "a"),
+    "adopt": lambda: AdoptOp(KEY, stored("S", OWNER), None),
 }
 """Each operation that writes, as one owner sends it."""
 EACH_WRITE = (

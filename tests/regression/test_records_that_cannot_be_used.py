@@ -23,7 +23,6 @@ from fastdedup.kernel.operations import (
     ReleaseOp,
     RenewOp,
     SettleOp,
-    TransitionOp,
     Verdict,
 )
 from fastdedup.kernel.owners import draw_owner
@@ -38,6 +37,7 @@ from fastdedup.stores.redis.scripts import MAX_RECORD, script_text
 from fastdedup.stores.redis.verbs import load_scripts
 
 from ..fixtures import async_fixture
+from ..ops import move, stored
 from ..servers import RedisServer
 from ..waiting import wait_until
 
@@ -130,32 +130,6 @@ def settle(wire: bytes) -> Op:
     return SettleOp(wire, OWNER, 0, succeeded=True, keep_ms=MINUTE, payload=b"1")
 
 
-def transition(wire: bytes) -> Op:
-    return TransitionOp(
-        wire,
-        to="b",
-        initial="a",
-        sources=frozenset("a"),
-        version=None,
-        change=draw_owner()[1:],
-        keep_ms=MINUTE,
-    )
-
-
-def adopt(wire: bytes) -> Op:
-    record = Stored(
-        "S",
-        owner=OWNER,
-        fence=7,
-        attempt=1,
-        left_ms=MINUTE,
-        ttl_ms=MINUTE,
-        fingerprint=None,
-        payload=b"1",
-    )
-    return AdoptOp(wire, record, None)
-
-
 def claim(mode: Mode) -> Callable[[bytes], Op]:
     return lambda wire: ClaimOp(wire, terms(mode, MINUTE, MINUTE, False), draw_owner(), PRINT)
 
@@ -168,10 +142,10 @@ MAKE: dict[str, Callable[[bytes], Op]] = {
     "release": lambda wire: ReleaseOp(wire, OWNER, 0, consumed=True),
     "renew": lambda wire: RenewOp(wire, OWNER, 0, MINUTE, MINUTE),
     "issue": lambda wire: IssueOp(wire, OWNER, None, MINUTE),
-    "transition": transition,
+    "transition": lambda wire: move(wire, "b", "a", change=draw_owner()[1:]),
     "read": ReadOp,
     "forget": ForgetOp,
-    "adopt": adopt,
+    "adopt": lambda wire: AdoptOp(wire, stored("S", OWNER), None),
 }
 HELD = ("settle", "release", "renew", "read", "forget")
 """What is done to keys that OWNER holds; to all others' keys nothing was done before."""
@@ -263,10 +237,8 @@ async def test_adopting_refuses_a_fence_ahead_of_the_clock(ahead: int, dedup: De
     """It would stand above all that the server gives for as long."""
     first = await dedup.claim("other", lease=60)
     for store in (dedup.gate.connection.store, MemoryStore()):
-        op = adopt(b"t:=k")
-        assert isinstance(op, AdoptOp)
-        op.record.fence = first.fence + ahead * 1_000_000
-        [reply] = await store.execute(Verb.ADOPT, [op])
+        record = stored("S", OWNER, fence=first.fence + ahead * 1_000_000)
+        [reply] = await store.execute(Verb.ADOPT, [AdoptOp(b"t:=k", record, None)])
         assert isinstance(reply, Adopted)
         assert reply.code is Code.FOREIGN
         assert await store.execute(Verb.READ, [ReadOp(b"t:=k")]) == [Code.ABSENT]

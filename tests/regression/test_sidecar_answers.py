@@ -11,7 +11,7 @@ from fastdedup.errors import ConfigError
 from fastdedup.kernel.keyspace import Keyspace, Kind
 from fastdedup.kernel.operations import AdoptOp, ClaimOp, Op, SettleOp
 from fastdedup.kernel.owners import draw_owner
-from fastdedup.kernel.records import Holding, Stored
+from fastdedup.kernel.records import Holding
 from fastdedup.kernel.terms import Mode, terms
 from fastdedup.sidecar.client import fetch
 from fastdedup.sidecar.http import problems as sidecars
@@ -22,6 +22,7 @@ from fastdedup.stores.sidecar.answers import read
 from fastdedup.web import problems as webs
 
 from ..fixtures import fixture_with
+from ..ops import stored
 from ..servers import RedisServer
 from ..sidecar.running import Sidecar, figure
 
@@ -284,10 +285,9 @@ def claim_of(wire: bytes, lease: int = 1000, keep: int = 2000) -> Op:
 
 
 def success(size: int) -> Op:
-    record = Stored(
-        "S", owner=OWNER, fence=1, attempt=1, left_ms=1, ttl_ms=9, fingerprint=None, payload=b"x" * size
+    return AdoptOp(
+        WIRE, stored("S", OWNER, fence=1, left_ms=1, ttl_ms=9, payload=b"x" * size), Holding(OWNER, 1)
     )
-    return AdoptOp(WIRE, record, Holding(OWNER, 1))
 
 
 def settle(size: int) -> Op:

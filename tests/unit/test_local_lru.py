@@ -16,6 +16,7 @@ from fastdedup.kernel.owners import owner_field
 from fastdedup.kernel.records import Stored
 from fastdedup.kernel.terms import Mode, terms
 
+from ..ops import move, stored
 from .lab import LEASE, TTL, WIRE, Home, Lab, forget, issue, release, renew, settle, touch
 
 # Claims that the store gave
@@ -147,16 +148,14 @@ def test_what_stands_in_the_store_is_not_inspected_forgotten_or_settled_here(op:
 
 def reads(lab: Lab, key: str, state: str, **facts: Any) -> None:
     """This process reads a record of another owner's."""
-    options: dict[str, Any] = {
+    usual = {
         "owner": owner_field("theirs"),
         "fence": lab.fence,
-        "attempt": 1,
         "left_ms": LEASE,
         "ttl_ms": TTL,
-        "fingerprint": None,
         "payload": b"",
     }
-    lab.says(ReadOp(WIRE(key)), Stored(state, **{**options, **facts}))
+    lab.says(ReadOp(WIRE(key)), stored(state, **{**usual, **facts}))
 
 
 @pytest.mark.parametrize(("state", "outcome"), [("S", Outcome.SUCCEEDED), ("F", Outcome.FAILED)])
@@ -281,15 +280,7 @@ def test_a_used_token_is_known_as_used_for_as_long_as_the_store_may_think_it_fre
 
 
 def moves(change: bytes, to: str = "paid", *sources: str) -> TransitionOp:
-    return TransitionOp(
-        WIRE("m"),
-        to=to,
-        initial="new",
-        sources=frozenset(sources or ("new",)),
-        version=None,
-        change=change.ljust(10),
-        keep_ms=TTL,
-    )
+    return move(WIRE("m"), to, "new", sources, change=change.ljust(10), keep_ms=TTL)
 
 
 def test_a_change_that_was_under_way_gives_way_to_the_change_made_here(home: Home) -> None:

@@ -27,7 +27,6 @@ from fastdedup.kernel.operations import (
     TransitionOp,
 )
 from fastdedup.kernel.owners import draw_owner
-from fastdedup.kernel.records import Stored
 from fastdedup.kernel.terms import Mode, terms
 from fastdedup.kernel.verbs import Verb
 from fastdedup.ledger.forms import LedgerForm
@@ -45,6 +44,7 @@ from fastdedup.stores.redis.listener import CHANNEL
 from fastdedup.stores.redis.scripts import lua_source
 from fastdedup.stores.redis.verbs import FACES, load_scripts
 
+from ..ops import move, stored
 from ..servers import RedisServer
 
 LUA = Path(__file__).parents[2] / "lua"
@@ -145,17 +145,7 @@ def release_op(number: int, consumed: int = 0) -> ReleaseOp:
 
 
 def adopt_op(number: int) -> AdoptOp:
-    record = Stored(
-        "S",
-        owner=draw_owner(),
-        fence=7,
-        attempt=1,
-        left_ms=1000,
-        ttl_ms=1000,
-        fingerprint=None,
-        payload=b"{}",
-    )
-    return AdoptOp(WIRE(str(number)), record, None)
+    return AdoptOp(WIRE(str(number)), stored("S", draw_owner()), None)
 
 
 @cache
@@ -190,15 +180,7 @@ def settle_also_op(number: int, keep: int = 30) -> SettleOp:
 
 
 def transition_op(number: int, keep: int = 30) -> TransitionOp:
-    return TransitionOp(
-        WIRE(str(number)),
-        to="paid",
-        initial="new",
-        sources=frozenset({"new", "held"}),
-        version=None,
-        change=b"c" * 10,
-        keep_ms=keep,
-    )
+    return move(WIRE(str(number)), "paid", "new", {"new", "held"}, keep_ms=keep)
 
 
 @dataclass

@@ -16,7 +16,6 @@ from fastdedup.kernel.operations import (
     ReleaseOp,
     RenewOp,
     SettleOp,
-    TransitionOp,
     Verdict,
 )
 from fastdedup.kernel.terms import Mode, terms
@@ -25,6 +24,8 @@ from fastdedup.ledger.memory import MemoryLedgers
 from fastdedup.ledger.operations import LedgerOp
 from fastdedup.stores.memory import MemoryStore
 from fastdedup.testing import Clock
+
+from ..ops import move
 
 ENTRY = 400
 """Bytes that the store counts for a record without payload."""
@@ -72,15 +73,7 @@ def test_a_full_store_refuses_a_new_key_rather_than_forget_one(clock: Clock) -> 
     [
         ClaimOp(b"c", terms(Mode.CLAIM, 1000, 2000, False), owner(1), None),
         IssueOp(b"c", owner(1), None, 1000),
-        TransitionOp(
-            b"c",
-            to="paid",
-            initial="new",
-            sources=frozenset({"new"}),
-            version=None,
-            change=b"c" * 10,
-            keep_ms=1000,
-        ),
+        move(b"c", "paid", "new"),
     ],
 )
 def test_whatever_makes_a_record_keeps_to_the_bounds(op: Op, clock: Clock) -> None:
@@ -191,15 +184,7 @@ def test_a_machine_counts_its_present_state_only(clock: Clock) -> None:
     store = MemoryStore(max_bytes=ENTRY + 10, clock=clock)
     for version in range(1000):
         state = ("aaaaaaaa", "b")[version % 2]
-        op = TransitionOp(
-            b"m",
-            to=state,
-            initial="b",
-            sources=frozenset({"aaaaaaaa", "b"}),
-            version=None,
-            change=version.to_bytes(10, "big"),
-            keep_ms=1000,
-        )
+        op = move(b"m", state, "b", {"aaaaaaaa", "b"}, change=version.to_bytes(10, "big"))
         assert store.apply(op).code is Code.OK  # type: ignore[union-attr]
 
 

@@ -58,16 +58,15 @@ from fastdedup.stores.sidecar.wire import (
     unpack,
 )
 
+from ..ops import move
+
 OWNER = b"\0" + b"0123456789"
 NAMED = b"\x05alice"
 MARK = bytes(range(16))
 
 
 def sent_again() -> TransitionOp:
-    change = OWNER[1:]
-    op = TransitionOp(
-        b"t:@m/1", to="b", initial="a", sources=frozenset("a"), version=None, change=change, keep_ms=5
-    )
+    op = move(b"t:@m/1", "b", "a", change=OWNER[1:], keep_ms=5)
     op.resent = True
     return op
 
