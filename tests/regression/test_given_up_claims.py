@@ -47,12 +47,6 @@ class Two:
         """Another caller gets the key soon."""
         await acquired(self.other, key, deadline=SOON)
 
-    async def is_held(self, key: str) -> bool:
-        return not (await self.other.claim(key)).acquired
-
-    async def settled_down(self) -> None:
-        await wait_until(lambda: not len(self.orphans), description="nothing is left to be undone")
-
     async def loses(self, ask: Ask, key: str) -> UnavailableError:
         """Make a claim while Redis hangs, until it is given up."""
         with self.server.frozen(), pytest.raises(UnavailableError) as info:

@@ -31,9 +31,9 @@ def event(verb: str, start: int, end: int | None, outcome: str | None, **facts: 
     """An event with times in ms; the owner's first letter is its process."""
     owner = str(facts.pop("owner", ""))
     times = {name: int(facts.pop(name, usual)) * MS for name, usual in (("lease", 0), ("ttl", 1000))}  # type: ignore[call-overload]
-    worker = str(facts.pop("worker", owner[:1] or "z"))
+    worker, key = str(facts.pop("worker", owner[:1] or "z")), str(facts.pop("key", "key"))
     stop = None if end is None else end * MS
-    return Event(worker, start, verb, "key", start * MS, stop, owner, outcome=outcome, **times, **facts)  # type: ignore[arg-type]
+    return Event(worker, start, verb, key, start * MS, stop, owner, outcome=outcome, **times, **facts)  # type: ignore[arg-type]
 
 
 def claim(owner: str, start: int, end: int, fence: int, **facts: object) -> Event:

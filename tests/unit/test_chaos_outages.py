@@ -10,16 +10,16 @@ from tests.chaos.leftovers import BURNT, HELD, SWALLOWED
 from tests.chaos.machines import MOVED_TWICE, VERSION_FELL, VERSION_TWICE, WRONG_STATE
 from tests.chaos.rules import FENCE_FELL
 
+from . import test_chaos_checker
+
 LAMP = "reject/machine/lamp/m0"
 """Version 0 is off, 1 is on, 2 is off."""
 
 
 def event(verb: str, start: int, end: int | None, outcome: str | None, **facts: object) -> Event:
     """An event with times in ms, of worker "a" unless said otherwise."""
-    times = {name: int(facts.pop(name, usual)) * MS for name, usual in (("lease", 0), ("ttl", 9000))}  # type: ignore[call-overload]
-    worker, key = str(facts.pop("worker", "a")), str(facts.pop("key", "local/claim/k"))
-    stop = None if end is None else end * MS
-    return Event(worker, start, verb, key, start * MS, stop, outcome=outcome, **times, **facts)  # type: ignore[arg-type]
+    usual = {"worker": "a", "key": "local/claim/k", "ttl": 9000}
+    return test_chaos_checker.event(verb, start, end, outcome, **{**usual, **facts})
 
 
 def claim(start: int, end: int, outcome: str = "acquired", **facts: object) -> Event:
