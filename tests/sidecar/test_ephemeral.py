@@ -149,19 +149,25 @@ async def test_a_claim_under_way_elsewhere_outlives_the_first_connection(
         client.close()
 
 
-@pytest.mark.parametrize("wire", ["resp, ephemeral", "resp", "resp, waiting", "http", "store"])
-async def test_a_drawn_owner_keeps_its_claim_over_another_connection(sidecar: Running, wire: str) -> None:
+@pytest.mark.parametrize("named", [(), ("OWNER", "me")], ids=["drawn", "named"])
+@pytest.mark.parametrize(
+    "wire", ["resp, ephemeral", "resp", "resp, waiting", "http", "http, waiting", "store"]
+)
+async def test_an_owner_keeps_its_claim_over_another_connection(
+    sidecar: Running, wire: str, named: tuple[str, ...]
+) -> None:
     """It ended with the first connection: only the claims of chosen owners were known by their owners."""
     with connect(sidecar) as again, connect(sidecar) as probe:
         with connect(sidecar) as first:
-            _, owner, fence, *_ = first.execute_command("FD.CLAIM", "k", "EPHEMERAL")
-            first.execute_command("FD.CLAIM", "other", "EPHEMERAL")
+            _, owner, fence, *_ = first.execute_command("FD.CLAIM", "k", "EPHEMERAL", *named)
+            first.execute_command("FD.CLAIM", "other", "EPHEMERAL", *named)
             if wire == "store":
                 async with Dedup(f"sidecar://{sidecar.path}", timeout=5.0) as gate:
                     assert (await gate.claim("k", owner=owner)).fence == fence
-            elif wire == "http":
+            elif "http" in wire:
+                asked = {"key": "k", "owner": owner, "wait": 1000 * ("waiting" in wire)}
                 with sidecar.http() as http:
-                    told = http.post("/v1/claims", json={"key": "k", "owner": owner}).json()
+                    told = http.post("/v1/claims", json=asked).json()
                 assert (told["outcome"], told["fence"]) == ("acquired", fence)
             else:
                 more = {"resp, ephemeral": ["EPHEMERAL"], "resp, waiting": ["WAIT", "1000"]}.get(wire, [])
