@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
@@ -447,22 +447,18 @@ async def test_one_clients_batches_do_not_starve_another(sidecar: Sidecar) -> No
 
 
 async def test_a_client_that_does_not_read_its_news_is_told_that_it_missed_some() -> None:
-    class Client:
-        loop = asyncio.get_running_loop()
-        gone = False
-        reads = False
-        got: ClassVar[list[bytes]] = []
+    got: list[bytes] = []
+    reads = False
 
-        def push(self, message: bytes) -> bool:
-            if self.reads:
-                self.got.append(message)
-            return self.reads
+    def push(message: bytes) -> bool:
+        if reads:
+            got.append(message)
+        return reads
 
-    client = Client()
-    ear = Ear(client)
+    ear = Ear(push)
     for _ in range(1000):
         ear.hear(b"t:=key")
-    client.reads = True
-    await wait_until(lambda: client.got, description="it is told")
+    reads = True
+    await wait_until(lambda: got, description="it is told")
     ear.hear(b"t:=key")
-    assert client.got == [encode([b"freed", None]), encode([b"freed", b"t:=key"])]
+    assert got == [encode([b"freed", None]), encode([b"freed", b"t:=key"])]

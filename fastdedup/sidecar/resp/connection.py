@@ -291,10 +291,10 @@ class RespConnection(asyncio.Protocol):
             self._bound_the_wait()
 
     def push(self, message: bytes) -> bool:
-        """Send a message that is not a reply; return False if the client does not read."""
+        """Send a message that is not a reply; return False if the client does not read, and may do so later."""
         if self._writing and not self.gone:
             self._send(message, NO_PLACE)
-        return self._writing
+        return self._writing or self.gone
 
     def _next_commands(self, most: int) -> list[list[bytes]]:
         """Take the commands that run in this turn of the loop; the rest runs in later ones, and others' between."""

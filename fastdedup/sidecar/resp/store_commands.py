@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import groupby
 from time import perf_counter
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, cast
 
 from ...admin.inspection import KINDS, LISTED
 from ...codec import check_size
@@ -401,7 +401,7 @@ def listen(connection: RespConnection, command: list[bytes]) -> ReplyPlace:
     """`FD.LISTEN`: after the reply, push `["freed", store key]` for each freed key, or null if news was missed."""
 
     async def work() -> Result:
-        ear = Ear(connection, connection.namespaces.access.namespaces)
+        ear = Ear(connection.push, connection.namespaces.access.namespaces)
         try:
             own = connection.namespaces.root.gate.connection
             end = await own.wakeups.overhear(own.store, ear.hear)
@@ -419,45 +419,35 @@ def listen(connection: RespConnection, command: list[bytes]) -> ReplyPlace:
     return FunctionCommand(connection, command, root, "listen", connection.tasks.brief, work).run()
 
 
-class Subscriber(Protocol):
-    """A connection that news are pushed to."""
-
-    loop: asyncio.AbstractEventLoop
-    gone: bool
-
-    def push(self, message: bytes) -> bool:
-        """Send a message that is not a reply; return False if the client does not read."""
-
-
 class Ear:
     """Tells a client which keys were freed, or that it missed some while it did not read.
 
     Args:
-        connection: the client's.
+        push: sends the client a message; returns False if it does not read.
         namespaces: those that the client may hear of; empty for all.
     """
 
-    __slots__ = ("_connection", "_missed", "_namespaces")
+    __slots__ = ("_missed", "_namespaces", "_push")
 
-    def __init__(self, connection: Subscriber, namespaces: Sequence[str] = ()) -> None:
-        self._connection = connection
+    def __init__(self, push: Callable[[bytes], bool], namespaces: Sequence[str] = ()) -> None:
+        self._push = push
         self._namespaces = namespaces
-        # Mutable: the timer of the next check whether the client reads again.
-        self._missed: Any = None
+        # Mutable: is the next check due whether the client reads again.
+        self._missed = False
 
     def hear(self, wire: bytes | None) -> None:
         """Tell the client of a freed key; None means that any key may have been freed."""
-        if self._missed is not None:
+        if self._missed:
             return
         if wire is not None and self._namespaces and names_of(wire)[0] not in self._namespaces:
             return
-        if not self._connection.push(encode_value([b"freed", wire])):
-            self._missed = self._connection.loop.call_later(_LOOK_AGAIN, self._look_again)
+        if not self._push(encode_value([b"freed", wire])):
+            self._missed = True
+            asyncio.get_running_loop().call_later(_LOOK_AGAIN, self._look_again)
 
     def _look_again(self) -> None:
-        self._missed = None
-        if not self._connection.gone:
-            self.hear(None)
+        self._missed = False
+        self.hear(None)
 
 
 def refuse(connection: RespConnection, command: list[bytes]) -> bytes:
