@@ -214,15 +214,15 @@ def change(verb: WireVerb, namespaces: Namespaces, ask: Any, peer: Any) -> Begun
         field, make = owner_field(ask.owner), verb.change(home.dedup.gate, ask)
         work = partial(home.change, ephemeral, ask.key, lambda wire, at: make((wire, field, fence), at))
     renews = verb.name == "renew" and ask.lease is None
-    return home, partial(_renew, verb, namespaces, home, ask) if renews else work
+    return home, partial(_renew, verb, namespaces, ask) if renews else work
 
 
-async def _renew(verb: WireVerb, namespaces: Namespaces, home: Home, ask: Any) -> OwnerOp:
+async def _renew(verb: WireVerb, namespaces: Namespaces, ask: Any) -> OwnerOp:
     """Renew a claim whose owner names no lease: for the namespace's, and never for less than is left of it.
 
     A shorter lease would let another owner in, while this one relies on the lease that its claim has named.
     """
-    dedup, wire, _ = await held_in(home, ask.key, ask.owner, token=ask.token)
+    dedup, wire, _ = await held_in(home_of(namespaces, ask), ask.key, ask.owner, token=ask.token)
     found = await dedup.gate.run(ReadOp(wire))
     left_ms = found.left_ms if isinstance(found, Stored) else 0
     ask.lease = max(dedup.gate.claim_terms.lease_ms, left_ms)
