@@ -1,4 +1,4 @@
-"""What a Unix socket knows of the other side: has it gone, has it read all, and what has it sent before it went."""
+"""Facts that a Unix socket has about the other side: whether it has gone, or has read all, and what it sent last."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-_PAUSE: Final = 1.0
-"""Seconds between two looks at a connection that is not read."""
-_SOON: Final = 0.05
-"""Seconds between two looks whether a reply is read."""
 _MOST: Final = 1024 * 1024
 """The bytes that are read behind the end of a connection: a Unix socket keeps fewer."""
+_PIECE: Final = 64 * 1024
+"""The bytes of one read: nearly always there are none."""
 
 
 def hung_up(transport: asyncio.Transport) -> bool:
@@ -34,17 +32,9 @@ def rest_of(transport: asyncio.Transport) -> bytes:
     sock, rest = transport.get_extra_info("socket"), b""
     if sock is not None and sock.fileno() >= 0:
         with suppress(OSError):  # no more is there, or it is lost
-            while len(rest) < _MOST and (piece := os.read(sock.fileno(), _MOST)):
+            while len(rest) < _MOST and (piece := os.read(sock.fileno(), _PIECE)):
                 rest += piece
     return rest
-
-
-def _lies_unread(transport: asyncio.Transport) -> bool:
-    sock = transport.get_extra_info("socket")
-    if sock is not None:
-        with suppress(OSError):  # this system does not tell
-            return any(fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)))
-    return False
 
 
 def _signs(transport: asyncio.Transport) -> int:
@@ -56,65 +46,69 @@ def _signs(transport: asyncio.Transport) -> int:
     return sum(events for _, events in look.poll(0))
 
 
-class ReadWatch:
-    """Notices that the other side has read all that was written: nothing tells of that.
+class Watch:
+    """Looks at a connection now and then, for a fact that the loop does not tell.
 
     Args:
         transport: the connection's.
-        done: called then, unless the connection is closing.
+        then: called once it is a fact.
     """
 
-    __slots__ = ("_done", "_due", "_transport")
+    __slots__ = ("_due", "_then", "_transport")
 
-    def __init__(self, transport: asyncio.Transport, done: Callable[[], object]) -> None:
+    pause = 0.0
+    """Seconds between two looks."""
+
+    def __init__(self, transport: asyncio.Transport, then: Callable[[], object]) -> None:
         self._transport = transport
-        self._done = done
+        self._then = then
         # Mutable: is a look due.
         self._due = False
 
     def begin(self) -> None:
-        """Look soon, and again until all is read."""
+        """Look from now on, until it is a fact or cannot become one."""
         if not self._due:
             self._due = True
-            asyncio.get_running_loop().call_later(_SOON, self._look)
+            asyncio.get_running_loop().call_later(self.pause, self._look)
 
     def _look(self) -> None:
         self._due = False
         if self._transport.is_closing():
             return
-        if self._transport.get_write_buffer_size() or _lies_unread(self._transport):
+        found = self.found(self._transport)
+        if found:
+            self._then()
+        elif found is not None:
             self.begin()
-        else:
-            self._done()
+
+    def found(self, transport: asyncio.Transport) -> bool | None:
+        """Return True if it is a fact, and None if it cannot become one."""
+        raise NotImplementedError
 
 
-class HangupWatch:
-    """Notices that a client hangs up while its connection is not read: the loop tells of that only after a read.
+class ReadWatch(Watch):
+    """Notices that the other side has read all that was written."""
 
-    Args:
-        transport: the connection's.
-        gone: called when the client has hung up.
-    """
+    __slots__ = ()
+    pause = 0.05
 
-    __slots__ = ("_due", "_gone", "_transport")
+    def found(self, transport: asyncio.Transport) -> bool:
+        """Return True if it has."""
+        if transport.get_write_buffer_size():
+            return False
+        sock = transport.get_extra_info("socket")
+        if sock is not None:
+            with suppress(OSError):  # this system does not tell
+                return not any(fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)))
+        return True
 
-    def __init__(self, transport: asyncio.Transport, gone: Callable[[], object]) -> None:
-        self._transport = transport
-        self._gone = gone
-        # Mutable: is a look due.
-        self._due = False
 
-    def begin(self) -> None:
-        """Look now and then, until the connection is read again."""
-        if not self._due:
-            self._due = True
-            asyncio.get_running_loop().call_later(_PAUSE, self._look)
+class HangupWatch(Watch):
+    """Notices that a client hangs up while its connection is not read: the loop tells of that only after a read."""
 
-    def _look(self) -> None:
-        self._due = False
-        if self._transport.is_closing() or self._transport.is_reading():
-            return
-        if hung_up(self._transport):
-            self._gone()
-        else:
-            self.begin()
+    __slots__ = ()
+    pause = 1.0
+
+    def found(self, transport: asyncio.Transport) -> bool | None:
+        """Return True if it has hung up; None once the connection is read."""
+        return None if transport.is_reading() else hung_up(transport)
