@@ -284,6 +284,7 @@ class Consumer(BrokerConsumer[AbstractIncomingMessage, Job]):
 
     async def _leave_all(self) -> None:
         """Acknowledge the finished messages, and return the rest to the queue: the channel may stay open for long."""
+        self._stop.set()  # also if the task was cancelled
         with anyio.move_on_after(_GOODBYE):
             await self._leave()
         with suppress(*LOST), anyio.move_on_after(_GOODBYE):
