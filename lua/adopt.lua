@@ -93,6 +93,14 @@ end
 -- Returns as `put`.
 local function write(key, keep, ends, ours, former)
   local fence, machine = sub(ours, 3, 9), sub(ours, 2, 2) == 'M'
+  -- Our claim may have taken the record over without a fingerprint, and so never have heard of the record's own.
+  if former and find('PWSF', sub(ours, 2, 2), 1, true) and holding(former) == holding(ours) then
+    local last, head = shape(ours)
+    local print = head == last and sub(former, last + 1, select(2, shape(former))) or ''
+    if print ~= '' then
+      ours = sub(ours, 1, 17) .. char(byte(ours, 18) + 128) .. sub(ours, 19, last) .. print .. sub(ours, head + 1)
+    end
+  end
   -- The fence names the record's acquisition, so it stays. But the fence of a key that is free to claim must not fall.
   local free = not (machine or is_settled(ours) or is_live(ours, ends))
   if former and free and fence_of(former) > fence_of(ours) then fence = sub(former, 3, 9) end

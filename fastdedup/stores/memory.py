@@ -340,7 +340,7 @@ class MemoryStore(BoundedRecords):
             # The fence identifies the record's acquisition, so it stays. But the fence of a key that is free to
             # claim must not fall.
             free = not live and ours.state not in "SFM"
-            self._place(op, now, max(ours.fence, former.fence) if free else ours.fence)
+            self._place(op, now, max(ours.fence, former.fence) if free else ours.fence, former)
             if former.state == "W":
                 self._tell(op.wire)
         return Adopted(code, former.owner, former.fence, settled=former.state in SETTLED)
@@ -354,10 +354,13 @@ class MemoryStore(BoundedRecords):
         latest = max(self._fence, self._fence_time())
         return 0 <= ours.fence <= latest + FAR_US and 0 <= ours.attempt <= _MAX_ATTEMPT
 
-    def _place(self, op: AdoptOp, now: int, fence: int) -> None:
+    def _place(self, op: AdoptOp, now: int, fence: int, former: Entry | None = None) -> None:
         record = op.record
         entry = Entry(record.state, record.owner, fence, record.attempt, self._ends(record, now), 0)
         entry.fingerprint, entry.payload, entry.token = record.fingerprint, record.payload, record.token
+        holds = record.state in LIVE + SETTLED
+        if holds and former is not None and (former.owner, former.fence) == (record.owner, record.fence):
+            entry.fingerprint = record.fingerprint or former.fingerprint  # see `adopt.lua`
         self.put(op.wire, entry, self._from + max(record.ttl_ms, 1))
 
     def _ends(self, record: Stored, now: int) -> int:

@@ -68,6 +68,16 @@ def sent_by(backend: Backend) -> int:
     return int(backend.raw.info("stats")["total_net_output_bytes"])
 
 
+async def test_an_adopted_result_keeps_the_fingerprint_of_its_record(dedup: Dedup) -> None:
+    """Its owner had taken the key over and named no fingerprint: then other requests got its result."""
+    first = await dedup.claim("k", owner="ours", fingerprint="form")
+    ours = done_elsewhere(first)
+    ours.fence = first.fence
+    assert (await adopt(dedup, ours)).code is Code.OK
+    assert (await dedup.claim("k", fingerprint="another")).outcome is Outcome.MISMATCH
+    assert (await dedup.claim("k", fingerprint="form")).result == "ours"
+
+
 async def test_a_waiting_claimant_is_told_of_an_adopted_result(dedup: Dedup) -> None:
     theirs = await dedup.claim("k", owner="theirs")
 
