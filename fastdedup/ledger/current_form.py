@@ -129,7 +129,7 @@ class CurrentForm:
                     f"in {(over_ms(view.whole) - view.now_ms) / 1000:.0f} s"
                 )
             wanted = view.whole.settled().resized(capacity, view.now_ms + PACE.announce_ms)
-            await self._replace(view.text, wanted.text(), view.now_ms + PACE.skew_ms)
+            await self._ask(wanted.text(), view.text, view.now_ms + PACE.skew_ms)
         raise self.changes_all_the_time()
 
     async def _read(self) -> LedgerView:
@@ -144,7 +144,7 @@ class CurrentForm:
         form = form_in(reply, name)
         self.settings.check(form)
         if form.former is not None and reply.now_ms >= over_ms(form):
-            reply = await self._replace(reply.text, form.settled().text())
+            reply = await self._ask(form.settled().text(), reply.text)
             if not isinstance(reply, StoredForm):
                 raise self.changes_all_the_time()
             form = form_in(reply, name)
@@ -165,17 +165,13 @@ class CurrentForm:
         self._stale = None
         return not by_time if contradicted else by_time
 
-    async def _replace(self, former: bytes, text: bytes, until_ms: int = FOREVER_MS) -> Reply:
-        """Store a form in place of another one; return the form that is there then. After `until_ms` do nothing."""
-        return await self._gate.run(LedgerOp(self.store_key, text, self._ttl_ms, former, until_ms))
+    async def _ask(self, text: bytes, former: bytes = b"", until_ms: int = FOREVER_MS) -> Reply:
+        """Read the form, create the ledger by this text, or put it in the place of `former`; see `LedgerOp`.
 
-    async def _ask(self, text: bytes) -> Reply:
-        """Read the form, or create the ledger by this text. It has the secret, so it is sent only if it is needed."""
-        return await self._gate.run(LedgerOp(self.store_key, text, self._ttl_ms))
-
-    @property
-    def _ttl_ms(self) -> int:
-        return 2 * self.settings.window_ms + _KEEP_MS
+        Return the form that is there then. A text has the secret, so it is sent only if it is needed.
+        """
+        ttl_ms = 2 * self.settings.window_ms + _KEEP_MS
+        return await self._gate.run(LedgerOp(self.store_key, text, ttl_ms, former, until_ms))
 
     async def _check_eviction(self) -> None:
         """Refuse a store that may evict keys. If it does not say, it is asked with the next look at the form."""

@@ -85,9 +85,9 @@ class Filling:
         return _Weighed(living * share, size * share, entries / len(looked_at))
 
     def note(self, view: LedgerView) -> None:
-        """If the ledger seems to fill (`LedgerView.seems_to_fill`), count it and report that it fills."""
+        """Count a ledger that seems to fill (`LedgerView.seems_to_fill`), and report it if it fills."""
         now = asyncio.get_running_loop().time()
-        if not view.seems_to_fill or now < self._tell_from:
+        if now < self._tell_from:
             return
         if view.form.dense:  # because its strays are counted, and not its ids
             self._tell(view.form.fill_of(view.terms.seen_fill))

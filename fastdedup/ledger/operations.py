@@ -66,16 +66,14 @@ class LedgerTerms:
         self.keep_ms = self.slot_us * _EXPIRY_SLOTS // 1000
         self.width = form.width
         self.from_ms = 0
+        self.until_ms = until_ms
         if form.dense:
             self.young, self.named, self.most = form.chunk // _CELL, 1, STRAYS
-            self.until_ms = until_ms
-            self.seen_fill = 0.0
-            return
-        least, most = _NAMED
-        self.named = min(most, max(least, -(-_NAMED_IN_ALL // form.buckets)))
-        self.young = self.named + max(_FREE_PLACES[write], self.named // 4)
-        self.most = _MOST
-        self.until_ms = until_ms
+        else:
+            least, most = _NAMED
+            self.named = min(most, max(least, -(-_NAMED_IN_ALL // form.buckets)))
+            self.young = self.named + max(_FREE_PLACES[write], self.named // 4)
+            self.most = _MOST
         self.seen_fill = 0.0
         """Entries in the buckets that were written lately, a moving mean; set by a store that knows.
 

@@ -125,19 +125,15 @@ class SentinelTarget:
 
     async def still_answers(self, address: Address, timeout: float) -> bool:
         """True if a server answers within `timeout` seconds, with any answer."""
-        connection: AbstractConnection | None = None
         try:
             async with asyncio.timeout(timeout):
                 server = await self.server.at(address).logged_in()
-                connection = await server.connection(timeout)
-                await question(connection, "PING")
+                async with lent(server, timeout) as link:
+                    await link.send(pack("PING"))
         except driver.ResponseError:
             return True
         except Exception:  # noqa: BLE001 -- any error means that it does not answer
             return False
-        finally:
-            if connection is not None:
-                await hang_up(connection)
         return True
 
     def _former(self) -> FormerPrimaryError:
