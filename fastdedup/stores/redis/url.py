@@ -291,6 +291,9 @@ def check_query(query: str, before: Sequence[str] = ()) -> None:
         raise UnusableError("an option is given twice: give it once")
 
 
+_PORT = "a port must be a number from 1 to 65535"
+
+
 def check_path(parts: SplitResult, options: dict[str, Any]) -> None:
     """Refuse what redis-py accepts: a socket without its whole path, a database that is no number, two databases."""
     if parts.scheme == "unix":
@@ -302,6 +305,8 @@ def check_path(parts: SplitResult, options: dict[str, Any]) -> None:
         return
     if not options.get("host"):
         raise UnusableError("it names no host: write redis://host:6379/0")
+    if parts.port == 0:  # redis-py would take 6379
+        raise UnusableError(_PORT)
     number = parts.path.strip("/")
     if number and not is_database(number):
         raise UnusableError("the database in the path must be a number: redis://host:6379/0")
@@ -385,5 +390,5 @@ class GroupURL:
             raise self.refused("its hosts cannot be read" if part else "it names no host, or an empty host")
         number = int(found["port"] or port)
         if not 0 < number < 65_536:
-            raise self.refused("a port must be a number from 1 to 65535")
+            raise self.refused(_PORT)
         return found["host"].strip("[]"), number
