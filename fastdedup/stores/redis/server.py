@@ -59,17 +59,26 @@ _UNCONFIRMED = tuple(verb for verb in Verb if not verb.row.confirmed)
 class ScriptCall:
     """The operations of one script call, and their answer.
 
+    `places`: the positions of the operations in their batch, if it becomes several calls.
     `declared`: the call names its keys as keys; False for keys of many slots of a Cluster's node.
     `answer`: the replies, or the error of the server or the connection. `floor_us`: the floor that the call sent.
     """
 
-    __slots__ = ("answer", "declared", "floor_us", "ops")
+    __slots__ = ("answer", "declared", "floor_us", "ops", "places")
 
-    def __init__(self, ops: Sequence[Op], *, declared: bool = True) -> None:
+    def __init__(
+        self,
+        ops: Sequence[Op],
+        places: Sequence[int] = (),
+        *,
+        declared: bool = True,
+        answer: Answer | None = None,
+    ) -> None:
         self.ops = ops
+        self.places = places
         self.declared = declared
         self.floor_us = 0
-        self.answer: Answer | None = None
+        self.answer = answer
 
 
 class RedisServer:

@@ -29,7 +29,7 @@ from ..errors import CLUSTER_IS_DOWN, LoginRefusedError
 from ..reconnect import OnPush, Reconnector, check_version, dial, server_time
 from ..scripts import CallHead
 from ..served import ServedStore
-from ..server import Answer, RedisServer, ScriptCall, marked_short, refuses_keys, starts
+from ..server import RedisServer, ScriptCall, marked_short, refuses_keys, starts
 from ..url import ServerURL
 from ..verbs import load_scripts
 from .single_claims import pack_singles, read_singles, single_claims
@@ -44,37 +44,17 @@ _ANY_KEY = b"fastdedup:~batching"
 # The calls that a batch becomes: one for a whole node, or one for each slot
 
 
-class PlacedCall(ScriptCall):
-    """A part of a batch. `places`: the positions of its operations in the batch."""
-
-    __slots__ = ("places",)
-    ops: list[Op]
-
-    def __init__(
-        self, ops: list[Op], places: list[int], *, declared: bool = True, answer: Answer | None = None
-    ) -> None:
-        super().__init__(ops, declared=declared)
-        self.places = places
-        self.answer = answer
-
-
-def whole(ops: Sequence[Op]) -> PlacedCall:
+def whole(ops: Sequence[Op]) -> ScriptCall:
     """Return one call for all operations, of whatever slots."""
-    return PlacedCall(list(ops), list(range(len(ops))), declared=False)
+    return ScriptCall(ops, range(len(ops)), declared=False)
 
 
-def by_slot(ops: Sequence[Op]) -> list[PlacedCall]:
+def by_slot(ops: Sequence[Op]) -> list[ScriptCall]:
     """Sort operations into a call for each slot."""
-    calls: dict[int, PlacedCall] = {}
+    slots: dict[int, list[int]] = {}
     for place, op in enumerate(ops):
-        slot = slot_of(op.wire)
-        call = calls.get(slot)
-        if call is None:
-            calls[slot] = PlacedCall([op], [place])
-        else:
-            call.ops.append(op)
-            call.places.append(place)
-    return list(calls.values())
+        slots.setdefault(slot_of(op.wire), []).append(place)
+    return [ScriptCall([ops[place] for place in places], places) for places in slots.values()]
 
 
 class Node(ServedStore):
@@ -176,7 +156,7 @@ class Node(ServedStore):
             if short:
                 marked_short(replies)
             refused = [
-                PlacedCall([claims[place]], [place], answer=answers[place])
+                ScriptCall([claims[place]], [place], answer=answers[place])
                 for place, reply in enumerate(replies)
                 if reply is None
             ]
@@ -187,7 +167,7 @@ class Node(ServedStore):
         return True
 
     def _end(
-        self, ops: Sequence[Op], calls: Sequence[PlacedCall], replies: list[Reply | None], done: Done
+        self, ops: Sequence[Op], calls: Sequence[ScriptCall], replies: list[Reply | None], done: Done
     ) -> None:
         """Deliver the replies, with the answers of `calls`; None if the engine must send all `ops` again."""
         found: Sequence[Reply] | None = None
@@ -202,7 +182,7 @@ class Node(ServedStore):
 
     # Answers
 
-    def replies(self, calls: Sequence[PlacedCall], replies: list[Reply | None]) -> Sequence[Reply]:
+    def replies(self, calls: Sequence[ScriptCall], replies: list[Reply | None]) -> Sequence[Reply]:
         """Put the answers of the calls into their places among the replies.
 
         Raises:
@@ -232,7 +212,7 @@ class Node(ServedStore):
         owner = self._topology.owners[slot_of(op.wire)]
         return Redirect(self.singly if owner is None or owner is self else owner)
 
-    def _refused(self, call: PlacedCall, answer: Exception) -> list[Reply]:
+    def _refused(self, call: ScriptCall, answer: Exception) -> list[Reply]:
         """Return the replies of a call that the server refused as a whole; any error but an outage is raised."""
         if type(answer) is hiredis.ReplyError:
             to = read_redirection(str(answer), self._url.address[0])
@@ -252,7 +232,7 @@ class Node(ServedStore):
         # An instance for each: a shared exception would collect the tracebacks of all its raisers.
         return [UnavailableError(*fault.args) for _ in call.ops]
 
-    def _forbidden(self, call: PlacedCall, answer: Exception) -> list[Reply]:
+    def _forbidden(self, call: ScriptCall, answer: Exception) -> list[Reply]:
         """Return the replies of a call with a key that the login may not use: only that key must be refused."""
         if len(call.ops) > 1:
             return [Redirect(self.singly) for _ in call.ops]
@@ -363,7 +343,7 @@ class SinglyPart(ServedStore):
             UnavailableError: the node does not answer. If it refuses a slot, that is not an outage of the node.
         """
         self.head.catch_up()
-        calls = [PlacedCall([op], [place]) for place, op in enumerate(ops)]
+        calls = [ScriptCall([op], [place]) for place, op in enumerate(ops)]
         await self._node.server.deliver(verb, calls, asking=self._asking, guest=True)
         replies = self._node.replies(calls, [None] * len(ops))
         answers = [call.answer for call in calls]
