@@ -5,7 +5,7 @@ A view's response is captured once it is rendered. A stream is passed on part by
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
 from ...errors import DedupError
-from ...flows import drive
+from ...flows import drive, step
 from ...sql.drivers.django import are_of_a_test
 from ...sync import Claim
 from ..http.threads import has_plain_operation
@@ -252,6 +252,18 @@ class _Ending:
         self._hold = hold
         self._chunks = chunks
 
+    async def part(self, bridge: Bridge, advance: Callable[..., Awaitable[bytes | None]]) -> bytes | None:
+        """Return the next part, which `advance` gives, or None at the end. Settle then, or after an error."""
+        try:
+            with self._hold.working():
+                chunk = await advance(self._chunks, None)
+        except Exception:
+            await self.end(bridge, failed=True)
+            raise
+        if chunk is None or self._hold.recorder.passes(len(chunk)):
+            await self.end(bridge)
+        return chunk
+
     async def end(self, bridge: Bridge, *, failed: bool = False) -> None:
         if not self._hold.recorder.settled:
             self._hold.recorder.settled = True
@@ -274,22 +286,17 @@ class _Ending:
             settle_later(self._hold, failed=failed)
 
 
+_NEXT = step(next)
+
+
 class _Stream(_Ending):
     def __iter__(self) -> _Stream:
         return self
 
     def __next__(self) -> bytes:
-        try:
-            with self._hold.working():
-                chunk: bytes = next(self._chunks)
-        except StopIteration:
-            drive(self.end(BLOCKING))
-            raise
-        except Exception:
-            drive(self.end(BLOCKING, failed=True))
-            raise
-        if self._hold.recorder.passes(len(chunk)):
-            drive(self.end(BLOCKING))
+        chunk = drive(self.part(BLOCKING, _NEXT))
+        if chunk is None:
+            raise StopIteration
         return chunk
 
 
@@ -298,15 +305,7 @@ class _AsyncStream(_Ending):
         return self
 
     async def __anext__(self) -> bytes:
-        try:
-            with self._hold.working():
-                chunk: bytes = await anext(self._chunks)
-        except StopAsyncIteration:
-            await self.end(AWAITING)
-            raise
-        except Exception:
-            await self.end(AWAITING, failed=True)
-            raise
-        if self._hold.recorder.passes(len(chunk)):
-            await self.end(AWAITING)
+        chunk = await self.part(AWAITING, anext)
+        if chunk is None:
+            raise StopAsyncIteration
         return chunk
