@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import Enum, IntEnum, StrEnum
+from functools import cached_property
+from math import nan
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, NamedTuple, NewType, NotRequired, TypedDict, TypeVar
 from uuid import UUID
@@ -59,6 +62,19 @@ class Rushed(Order):
 class Slotted:
     a: tuple[int, ...]
     b: dict[str, set[int]] = field(default_factory=dict)
+
+
+@dataclass
+class Deriving:
+    number: int
+
+    @cached_property
+    def square(self) -> int:
+        return self.number**2
+
+    def derived(self) -> Deriving:
+        assert self.square
+        return self
 
 
 class Pair(NamedTuple):
@@ -163,6 +179,10 @@ KINDS: list[tuple[Any, Any]] = [
     (date | datetime, datetime(2026, 1, 1)),
     (Path, Path("/tmp/a")),
     (Number, 7),
+    (Deriving, Deriving(3).derived()),
+    (deque[int], deque([1])),
+    (defaultdict[str, list[int]], defaultdict(list, a=[1])),
+    (complex, complex(nan, -0.0)),
 ]
 """Declared types, each with a value."""
 IDS = [f"{number} {getattr(declared, '__name__', declared)}" for number, (declared, _) in enumerate(KINDS)]

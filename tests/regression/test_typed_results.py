@@ -207,45 +207,6 @@ class Output(dict[str, int]):
     at: Any = None
 
 
-DIFFERENT: list[tuple[Any, Any]] = [
-    (Output, Output(datetime(2026, 1, 1))),
-    (datetime, datetime(2026, 10, 25, 2, 30, fold=1)),
-    (time, time(2, 30, fold=1)),
-    (complex, complex(-0.0, 1)),
-    (deque[int], deque([1], maxlen=1)),
-    (defaultdict[str, list[int]], defaultdict(dict, a=[1])),
-    (defaultdict[str, int], defaultdict(None, a=1)),
-]
-"""`test_the_warning_says_where_a_result_differs` has these as well."""
-
-
-@dataclass
-class Deriving:
-    number: int
-
-    @functools.cached_property
-    def square(self) -> int:
-        return self.number**2
-
-    def derived(self) -> Deriving:
-        assert self.square
-        return self
-
-
-ALIKE: list[tuple[Any, Any]] = [
-    (Deriving, Deriving(3).derived()),
-    (deque[int], deque([1])),
-    (defaultdict[str, list[int]], defaultdict(list, a=[1])),
-    (complex, complex(math.nan, -0.0)),
-]
-
-
-@pytest.mark.parametrize(("declared", "value"), ALIKE, ids=repr)
-def test_without_that_difference_it_comes_back(dedup: SyncDedup, declared: Any, value: Any) -> None:
-    work = dedup.once(key=key_of)(returning(declared, value, is_async=False))
-    assert [repr(work("k")), repr(work("k"))] == [repr(value)] * 2
-
-
 # Types that can never come back, or that the stored bytes could choose
 
 
@@ -643,7 +604,13 @@ WHERE: list[tuple[Any, Any, str]] = [
     (dict[str, Item], {"ann@example.org": Item(1)}, r"content in \[…\]\.price, which"),
     (tuple[Even, ...], (Even.model_construct(number=1),), r"\[0\]\.number: Value error, only even numbers"),
     (set[float], {1}, r"another content\. Declare"),
-    *((declared, value, "another content") for declared, value in DIFFERENT),
+    (Output, Output(datetime(2026, 1, 1)), "another content"),
+    (datetime, datetime(2026, 10, 25, 2, 30, fold=1), "another content"),
+    (time, time(2, 30, fold=1), "another content"),
+    (complex, complex(-0.0, 1), "another content"),
+    (deque[int], deque([1], maxlen=1), "another content"),
+    (defaultdict[str, list[int]], defaultdict(dict, a=[1]), "another content"),
+    (defaultdict[str, int], defaultdict(None, a=1), "another content"),
 ]
 
 
