@@ -12,6 +12,10 @@ class LockedError(RetryTransaction):
     """A lock was not given in time."""
 
 
+class AbortedError(UsageError):
+    """A statement has failed in the transaction before, so it can only be rolled back."""
+
+
 class DatabaseFault(Enum):
     """The meaning of an error of a database."""
 
@@ -61,9 +65,9 @@ def translated(fault: DatabaseFault, error: BaseException, table_name: object) -
     return None
 
 
-def aborted() -> UsageError:
+def aborted() -> AbortedError:
     """Return the error for a transaction in which a statement has failed before."""
-    return UsageError(
+    return AbortedError(
         "a statement before has failed, so this transaction can only be rolled back: begin another one"
     )
 

@@ -26,13 +26,21 @@ from ..core.options import ClaimOptions
 from ..core.settlement import Settlement
 from ..core.waiting import end_of, wait_by_looks
 from ..downstream import claimed_work
-from ..errors import ConfigError, DedupError, ForeignRecordError, ResultError, UnavailableError
+from ..errors import (
+    ConfigError,
+    DedupError,
+    ForeignRecordError,
+    ResultError,
+    RetryTransaction,
+    UnavailableError,
+)
 from ..events import GateBypassed
 from ..gateway import Dedup
 from ..keys import Fingerprint
 from ..results.declared import Results
 from .bridge import AWAITING, Begin, InboxBridge
 from .drivers.base import is_retryable
+from .faults import AbortedError
 from .local_calls import Answer, CallEnd, LocalCalls, TaskEnd, count_wait
 from .open_transaction import CommitUnknown, OnceRules, OpenTransaction, Receive, is_committed_perhaps
 from .receipt import RowAnswer
@@ -262,6 +270,10 @@ class Transactions:
                     return await self._attempt(opened, key)
             except Exception as error:
                 # MariaDB ends the whole transaction, also if this one is nested: then the outer one is run again.
+                if isinstance(error, AbortedError) and attempt > 1 and not self.has_begun:
+                    raise RetryTransaction(
+                        "the database has ended the transaction around this one: run the whole of it again"
+                    ) from error
                 if not is_retryable(error) or opened.rollback_failed:
                     raise
                 pause = self.rules.pause(attempt, error)

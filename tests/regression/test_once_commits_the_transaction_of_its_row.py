@@ -6,12 +6,13 @@ so the next delivery did it again. After a `session.commit()` the rest of the wo
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from django.db.transaction import atomic
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -143,34 +144,35 @@ async def test_work_of_a_nested_transaction_is_done(of: Callable[[str], Any], ke
         assert done(party.place, key) == [f"inner {key}"]
 
 
+@pytest.mark.parametrize("name", ["session pymysql", "django sqlite"])
 async def test_an_inner_function_whose_deadlock_ends_all_lets_the_outer_one_run_again(
-    of: Callable[[str], Any], key: str
+    of: Callable[[str], Any], key: str, name: str
 ) -> None:
     """MariaDB rolls all back. A second run of the inner function alone would lose the outer one's work."""
-    async with of("async session aiomysql")() as party:
+    async with of(name)() as party:
 
-        @asynccontextmanager
-        async def nested() -> AsyncIterator[Any]:
-            async with party.raw.begin_nested():
+        @contextmanager
+        def nested() -> Iterator[Any]:
+            with atomic(using=party.raw.alias) if name == "django sqlite" else party.raw.begin_nested():
                 yield party.raw
 
         runs = []
 
         @party.inbox(begin=nested).once(lambda transaction, key: f"inner {key}")
-        async def inner(transaction: Any, key: str) -> None:
+        def inner(transaction: Any, key: str) -> None:
             runs.append("inner")
             if len(runs) == 2:  # as the database does
-                await party.sql("ROLLBACK")
+                party.send_sql("ROLLBACK")
                 raise RetryTransaction("a deadlock")
-            await party.work(f"inner {key}")
+            party.send_sql(f"INSERT INTO work (note) VALUES ('inner {key}')")
 
-        @party.inbox(begin=party.begin).once(lambda transaction, key: key)
-        async def outer(transaction: Any, key: str) -> None:
+        @party.inbox(begin=party.begin_now).once(lambda transaction, key: key)
+        def outer(transaction: Any, key: str) -> None:
             runs.append("outer")
-            await party.work(f"outer {key}")
-            await inner(key)
+            party.send_sql(f"INSERT INTO work (note) VALUES ('outer {key}')")
+            inner(key)
 
-        await outer(key)
+        await party.call(outer, key)
         assert runs == ["outer", "inner"] * 2
         assert done(party.place, key) == [f"inner {key}", f"outer {key}"]
 
