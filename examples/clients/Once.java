@@ -26,15 +26,18 @@ final class Once implements AutoCloseable {
             try { asked("FD.RELEASE", key, owner); } catch (IOException e) { error.addSuppressed(e); }
             throw error;
         }
-        try {
-            if (result == null) asked("FD.COMPLETE", key, owner);
-            else asked("FD.COMPLETE", key, owner, result);
-        } catch (IOException error) { // the work is done: it must not run again
-            var why = "\"its result was not stored\"";
-            try { asked("FD.FAIL", key, owner, why, "TTL", "86400000"); } catch (IOException e) { error.addSuppressed(e); }
-            throw error;
+        for (int tries = 1; ; tries++) {
+            try {
+                if (result == null) asked("FD.COMPLETE", key, owner);
+                else asked("FD.COMPLETE", key, owner, result);
+                return result;
+            } catch (IOException error) { // the work is done: it must not run again
+                if (tries < 3) { Thread.sleep(1000); continue; }
+                var why = "\"its result was not stored\"";
+                try { asked("FD.FAIL", key, owner, why, "TTL", "86400000"); } catch (IOException e) { error.addSuppressed(e); }
+                throw error;
+            }
         }
-        return result;
     }
 
     /** Each command has a connection of its own: the sidecar hangs up on one that is idle while the work goes on. */

@@ -60,6 +60,10 @@ func once(key string, work func(fence int64) (any, error)) (json.RawMessage, err
 	if err == nil {
 		mine["result"] = json.RawMessage(result)
 		_, err = ask("/complete", mine)
+		for tries := 1; err != nil && tries < 3; tries++ {
+			time.Sleep(time.Second)
+			_, err = ask("/complete", mine)
+		}
 	}
 	if err != nil { // the work is done: it must not run again
 		delete(mine, "result")

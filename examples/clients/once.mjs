@@ -1,5 +1,6 @@
 import { request } from "node:http";
 import { json } from "node:stream/consumers";
+import { setTimeout as pause } from "node:timers/promises";
 
 const socketPath = "/run/fastdedup/fastdedup.sock";
 
@@ -26,11 +27,14 @@ export async function once(key, work) {
     await ask("/release", mine).catch(() => {});
     throw error;
   }
-  try {
-    await ask("/complete", { ...mine, result });
-  } catch (error) { // the work is done: it must not run again
-    await ask("/fail", { ...mine, error: "its result was not stored", ttl: 86_400_000 }).catch(() => {});
-    throw error;
+  for (let tries = 1; ; tries++) {
+    try {
+      await ask("/complete", { ...mine, result });
+      return result;
+    } catch (error) { // the work is done: it must not run again
+      if (tries < 3) { await pause(1000); continue; }
+      await ask("/fail", { ...mine, error: "its result was not stored", ttl: 86_400_000 }).catch(() => {});
+      throw error;
+    }
   }
-  return result;
 }

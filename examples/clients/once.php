@@ -27,11 +27,14 @@ function once(string $key, callable $work): mixed
         try { ask("/release", $mine); } catch (Exception) {}
         throw $error;
     }
-    try {
-        ask("/complete", $mine + ["result" => $result]);
-    } catch (Throwable $error) { // the work is done: it must not run again
-        try { ask("/fail", $mine + ["error" => "its result was not stored", "ttl" => 86_400_000]); } catch (Exception) {}
-        throw $error;
+    for ($tries = 1; ; $tries++) {
+        try {
+            ask("/complete", $mine + ["result" => $result]);
+            return $result;
+        } catch (Throwable $error) { // the work is done: it must not run again
+            if ($tries < 3) { sleep(1); continue; }
+            try { ask("/fail", $mine + ["error" => "its result was not stored", "ttl" => 86_400_000]); } catch (Exception) {}
+            throw $error;
+        }
     }
-    return $result;
 }

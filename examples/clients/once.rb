@@ -27,9 +27,11 @@ def once(key)
   ensure # also if the block is left by break, return or throw: end work that is done by `next`
     ask("/release", mine) rescue nil unless done
   end
+  tries = 0
   begin
     ask("/complete", mine.merge(result: result))
   rescue => error # the work is done: it must not run again
+    (sleep 1; retry) if (tries += 1) < 3
     ask("/fail", mine.merge(error: "its result was not stored", ttl: 86_400_000)) rescue nil
     raise error
   end

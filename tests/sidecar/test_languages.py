@@ -160,6 +160,16 @@ def test_work_whose_result_cannot_be_stored_does_not_run_again(client: Client, k
     assert client.effects == 1
 
 
+def test_a_short_outage_after_the_work_does_not_lose_its_result(
+    client: Client, key: str, redis_server: RedisServer
+) -> None:
+    """The outage was an error, and a failure might have stood for a day in place of the result."""
+    pause = f"redis-cli -s {redis_server.socket} CLIENT PAUSE 600 > /dev/null"
+    assert client.result(key, f"echo ran >> effects; {pause}") == RESULT
+    assert client.result(key) == RESULT
+    assert client.effects == 1
+
+
 def test_nothing_runs_while_another_owner_works(client: Client, key: str, sidecar: Sidecar) -> None:
     with sidecar.client() as other:
         assert other.execute_command("FD.CLAIM", key)[0] == b"acquired"
