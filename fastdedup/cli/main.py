@@ -43,6 +43,7 @@ class _Group(click.Group):
     """Imports a command when it is asked for; prints its error as one line on stderr, and exits with 1.
 
     Its error is a `DedupError`, or one of the system, such as a full disk. click itself is quiet after a closed pipe.
+    Commands of `_TELL_ABSENCE` exit with 2 or 3 after an error.
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:

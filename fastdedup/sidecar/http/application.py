@@ -75,7 +75,7 @@ class HttpApp:
     def hand(self, connection: HttpProtocol, answer: HttpAnswer, *, bodiless: bool = False) -> None:
         """Give a connection the answer to its request, or a refusal if memory has no room for a large result."""
         headers, body = _text(answer)
-        # A request whose large answer is facts, or shows something, has changed nothing, so it may be refused.
+        # A request whose large answer is facts, or is a page, has changed nothing, so it may be refused.
         if (
             len(body) > LARGE
             and (type(answer.facts) is dict or answer.kind is not None)

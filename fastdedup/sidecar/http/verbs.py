@@ -79,7 +79,7 @@ class HttpAnswer:
         retry_ms: after how many ms another try makes sense.
         grants: what to take back if the client does not get the answer.
         headers: further headers.
-        kind: the content type of bytes that show something, and are no answer about a key; None for any other answer.
+        kind: the content type of a page (metrics, OpenAPI document, about a problem); None for any other answer.
     """
 
     status: int

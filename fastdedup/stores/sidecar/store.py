@@ -312,7 +312,7 @@ class RunCall(NamedTuple):
 
 
 class Leaving(ConnectionError):
-    """A sidecar that closes the connection has executed nothing of a batch; the text says why it closes."""
+    """The sidecar closes the connection and has executed nothing of the batch; the text says why it closes."""
 
 
 class SidecarListener(Listener):
@@ -386,7 +386,7 @@ def mark_sent(calls: Sequence[RunCall], replies: Sequence[Any]) -> None:
 def farewell_in(reply: Any) -> Leaving | None:
     """Return the sidecar's reason if it refuses further commands over this connection, otherwise None.
 
-    To an FD.RUN that it has begun it never replies UNAVAILABLE: the answers to the operations say that.
+    It never replies UNAVAILABLE to an FD.RUN that it has begun: an outage is the answer to single operations.
     """
     if isinstance(reply, hiredis.ReplyError) and str(reply).startswith("UNAVAILABLE"):
         return Leaving(str(outage_of(str(reply))))
