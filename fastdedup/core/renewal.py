@@ -235,9 +235,9 @@ async def keep_renewed(
                     await life.renew()
             pause, unanswered, ends = lease / 3, False, started + lease
         except Exception as error:  # noqa: BLE001 -- the user's policy may raise any error
-            if (
-                is_answer(error) and not life.under_way
-            ):  # else it may get no answer; if it does, that stops this task
+            # While a settling is under way, this task goes on, because the settling may get no answer. If it gets one,
+            # it stops this task.
+            if is_answer(error) and not life.under_way:
                 # Lost, or the store has another record now.
                 return None if life.is_over else life.lose(outage=False)
             unanswered = True

@@ -297,7 +297,8 @@ async def test_a_renewal_that_falls_short_moves_the_end_of_the_lease() -> None:
         for lease in (600.0, 3.0):
             with pytest.raises(ShortfallError):
                 await claim.renew(lease)
-            assert lease - 3.0 < claim.settlement.lease_left < lease + 1e-6  # a sum of floats, less one of them
+            # A sum of floats, less one of them, is not exactly the other.
+            assert lease - 3.0 < claim.settlement.lease_left < lease + 1e-6
         await claim.complete()
 
 

@@ -239,9 +239,8 @@ class Consumer(BrokerConsumer[AbstractIncomingMessage, Job]):
     async def _work_on(self, job: Job) -> None:
         message = job.message
         try:
-            _ = (
-                message.channel
-            )  # raises if it is lost: then no ack can be sent, and the broker delivers it again
+            # Raises an error if the channel is lost: then no ack can be sent, and the broker delivers it again.
+            _ = message.channel
             restore_origin(message)
             await self._decide(job, message.headers)
             if not message.processed:

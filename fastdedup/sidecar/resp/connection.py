@@ -385,9 +385,8 @@ class RespConnection(asyncio.Protocol):
 
     def _send(self, data: bytes, last: ReplyPlace) -> None:
         last.reply, self._told = None, last if last.grants else NO_PLACE
-        if (
-            last.size > LARGE and last.grants
-        ):  # a long list's, which is kept for no longer than it may lie unread
+        # The grants of a long list are kept for no longer than its reply may lie unread.
+        if last.size > LARGE and last.grants:
             self._unread_grants.begin()
         self.transport.write(data)
         if self.unread.since:
