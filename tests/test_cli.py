@@ -493,6 +493,18 @@ def test_an_error_of_the_system_is_one_line_and_a_closed_pipe_none(
     assert (result.exit_code, result.stderr) == (code, told)
 
 
+def test_ctrl_c_does_not_say_that_there_is_no_record(
+    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended with 1, and a script went on as if the key were free."""
+
+    def stop(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fastdedup.cli.records, "Dedup", stop)
+    assert run("inspect", "k", "--url", "redis://h").exit_code == 2
+
+
 # The command itself, in a process of its own
 
 

@@ -36,7 +36,7 @@ _MODULES: Final = {
 }
 """The module of this package that has a command, by the command's name."""
 _TELL_ABSENCE: Final = ("forget", "inspect")
-"""Commands that exit with 1 if there is no record, with 3 if no store answers, with 2 after any other error."""
+"""Commands that exit with 1 if there is no record, with 3 if no store answers, with 2 after another error or Ctrl-C."""
 
 
 class _Group(click.Group):
@@ -69,6 +69,10 @@ class _Group(click.Group):
                 code = 3 if isinstance(error, UnavailableError) else 2
             click.ClickException(" ".join(str(error).split())).show()
             raise SystemExit(code) from error
+        except KeyboardInterrupt:
+            if ctx.invoked_subcommand in _TELL_ABSENCE:  # click would exit with 1
+                raise SystemExit(2) from None
+            raise
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
