@@ -36,7 +36,7 @@ _MODULES: Final = {
 }
 """The module of this package that has a command, by the command's name."""
 _TELL_ABSENCE: Final = ("forget", "inspect")
-"""Commands that exit with 1 if there is no record, with 3 if no store answers, with 2 after another error or Ctrl-C."""
+"""Commands that exit with 1 if there is no record, with 3 if no store answers, with 2 after a mistake or Ctrl-C."""
 
 
 class _Group(click.Group):
