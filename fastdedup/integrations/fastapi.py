@@ -31,7 +31,6 @@ from ..web.route_claims import RouteClaims
 from ..web.rules import UUID, ClaimSettings, KeySettings, Rule, make_rules
 from .http.callers import (
     GUARDS,
-    IN_THREADS,
     Chooser,
     by_dependency,
     check_caller,
@@ -49,7 +48,7 @@ from .http.late_exits import dependencies_of, routes_of, warn_of_late_exits
 from .http.lifespan import ASGIApp, Lifespan, Receive, Scope, Send
 from .http.openapi import describe, header_of
 from .http.response_stage import ReplayStage, begin_committed, calls_ended
-from .http.threads import calls_of, is_awaited, route_of, tell_calls
+from .http.threads import IN_THREADS, calls_of, is_awaited, route_of, tell_calls
 from .unreached import watch_handlers
 
 with needs(__name__, "FastAPI", "'fastdedup[web]'"):
@@ -140,7 +139,7 @@ class _Capture:
     def __init__(self, app: ASGIApp, idempotency: Idempotency) -> None:
         self.app = app
         self._idempotency = idempotency
-        # Mutable: are the plain functions of committing routes told apart.
+        # Mutable: are the plain functions that use transactions prepared.
         self._tells = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

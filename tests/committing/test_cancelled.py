@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import anyio
 import pytest
-from fastapi import Depends, FastAPI, Response
+from fastapi import Depends, FastAPI, HTTPException, Response
 from sqlalchemy import Engine, create_engine, text
 from starlette.applications import Starlette
 from starlette.routing import Route
@@ -214,7 +214,22 @@ async def test_a_dependency_that_is_waited_for_can_be_overridden(framework: str,
     assert [answer.text for answer in answers] == ["done", '"other"']
 
 
-def made(framework: str, dedup: Dedup, begin: Any, work: Any) -> Any:
+async def test_a_failed_request_does_not_refuse_the_calls_of_the_next_one(till: Till) -> None:
+    """Both are in one task. The caller's function does not use the transaction, and runs before that begins."""
+
+    def fail(committed: Committed[Any]) -> Response:
+        raise HTTPException(503)
+
+    works = iter((fail, till.work))
+    till.may_end.set()
+    async with Dedup("memory://", namespace="t") as dedup:
+        app = made("fastapi", dedup, till.begin, lambda one: next(works)(one), principal=lambda: "caller")
+        visitor = client(app)
+        answers = [await visitor.post("/pay", headers={"idempotency-key": "k"}) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [503, 200]
+
+
+def made(framework: str, dedup: Dedup, begin: Any, work: Any, principal: Any = everyone) -> Any:
     """Return an application with one endpoint that commits and runs in a thread."""
     inbox = Inbox("bank", keep=WEEK)
     if framework == "starlette":
@@ -223,7 +238,7 @@ def made(framework: str, dedup: Dedup, begin: Any, work: Any) -> Any:
         return Starlette(routes=[Route("/pay", endpoint, methods=["POST"])])
     app = FastAPI()
     Idempotency(app, dedup)
-    Work = Annotated[Committed[Any], Commits(inbox, begin=begin, principal=everyone)]  # noqa: N806
+    Work = Annotated[Committed[Any], Commits(inbox, begin=begin, principal=principal)]  # noqa: N806
 
     def pay(committed: Work) -> Any:
         return work(committed)

@@ -30,8 +30,6 @@ _POLICY_VIOLATION = 1008
 """The code that RFC 6455 has for a client that asks for what the server does not do."""
 GUARDS: Final = "_fastdedup_guards"
 """The attribute of a dependency that guards its operation."""
-IN_THREADS: Final = "_fastdedup_in_threads"
-"""The attribute of such a dependency whose transaction functions in threads may use."""
 
 
 class _Guard(params.Depends):

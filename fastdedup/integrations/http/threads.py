@@ -18,7 +18,7 @@ from inspect import (
     unwrap,
 )
 from threading import Lock
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from .late_exits import bare, dependencies_of
 from .lifespan import ASGIApp, Scope
@@ -30,6 +30,8 @@ else:
 
 T = TypeVar("T")
 
+IN_THREADS: Final = "_fastdedup_in_threads"
+"""The attribute of a dependency whose transaction functions in threads may use."""
 _WSGI_ADAPTERS = frozenset(("WSGIMiddleware", "WsgiToAsgi", "WsgiToAsgiInstance"))
 """Classes of a2wsgi, Starlette and asgiref: each runs a WSGI application in a thread."""
 _DJANGO = ("django.core.handlers.asgi", "ASGIHandler")
@@ -126,11 +128,17 @@ def calls_of(scope: Scope) -> CallsInThreads:
 
 
 def tell_calls(dependant: Any) -> None:
-    """Run the plain functions of a route as calls of their requests. FastAPI reads some before it calls others."""
+    """Run the plain functions that may use a transaction as calls of their requests. Others are left alone.
+
+    FastAPI reads some functions before it calls others, so call it before a request.
+    """
     for one in (dependant, *dependencies_of(dependant)):
-        if not (is_awaited(one.call) or isinstance(one.call, _Told)):
+        uses = any(hasattr(needed.call, IN_THREADS) for needed in dependencies_of(one))
+        if uses and not (is_awaited(one.call) or isinstance(one.call, _Told)):
             call = unwrap(bare(one.call))
-            generates = any(map(isgeneratorfunction, (call, type(call).__call__))) and one is not dependant
+            generates = any(map(isgeneratorfunction, (call, type(call).__call__)))
+            # Some versions do not look behind a decorator, and say so here.
+            generates = getattr(one, "is_gen_callable", generates) and one is not dependant
             one.call = (_ToldGenerator if generates else _Told)(one.call)
 
 
@@ -141,6 +149,8 @@ class _Told:
 
     def __init__(self, call: Callable[..., Any]) -> None:
         update_wrapper(self, call, updated=())
+        # For FastAPI's lowest version, which evaluates annotations in them if there are overrides.
+        self.__globals__ = getattr(call, "__globals__", {})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return _run(self.__wrapped__, *args, **kwargs)
