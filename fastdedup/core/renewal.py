@@ -235,7 +235,7 @@ async def keep_renewed(
                     await life.renew()
             pause, unanswered, ends = lease / 3, False, started + lease
         except Exception as error:  # noqa: BLE001 -- the user's policy may raise any error
-            # While a settling is under way, this task goes on, because the settling may get no answer. If it gets one,
+            # While a settling is under way, this task goes on: the settling may get no answer. If it gets one,
             # it stops this task.
             if is_answer(error) and not life.under_way:
                 # Lost, or the store has another record now.
