@@ -325,6 +325,10 @@ async def test_what_is_no_closed_gate_is_refused(otel: Otel) -> None:
     async with Dedup("memory://") as dedup:
         with pytest.raises(UsageError, match=r"call watch\(\) or instrument\(\) before you open it"):
             otel.instrument(dedup)
+    assert otel.reader.get_metrics_data() is None, "it shows no figures without a gate"
+    for _ in range(2):
+        with pytest.raises(AttributeError, match="get_meter"):
+            integration.instrument(Dedup("memory://"), meter_provider=otel)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="got str"):
         otel.instrument("dedup")
     with pytest.raises(ConfigError, match="then inboxes and consumers, got str"):

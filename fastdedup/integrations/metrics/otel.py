@@ -40,8 +40,9 @@ def watched_with(provider: MeterProvider | None) -> Watched:
     key = metrics.get_meter_provider if provider is None else provider
     with _lock:
         if key not in _watched:
-            watched = _watched[key] = Watched()
+            watched = Watched()
             _show(watched, metrics.get_meter(SCOPE, meter_provider=provider))
+            _watched[key] = watched
         return _watched[key]
 
 

@@ -103,7 +103,9 @@ class Watched:
         return tuple(figure for watched, figures in groups if watched for figure in figures)
 
     def of(self, figure: Figure) -> Mapping[Labels, Any]:
-        """Return a figure's values by those of its labels."""
+        """Return a figure's values by those of its labels; none if no watched object has it."""
+        if figure not in self.figures():
+            return {}
         if figure in (*CONSUMERS, *INBOXES):
             return figure.read(self)
         every = [find().gate.connections for find in list(self._gates.values())]
