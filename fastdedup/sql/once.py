@@ -269,13 +269,15 @@ class Transactions:
                 with claimed_work(wire, holder):
                     return await self._attempt(opened, key)
             except Exception as error:
+                error, opened.translation = opened.translation or error, None  # else it refers to this frame
                 # MariaDB ends the whole transaction, also if this one is nested: then the outer one is run again.
+                # Django only notes it, so here the second run learns it.
                 if isinstance(error, AbortedError) and attempt > 1 and not self.has_begun:
                     raise RetryTransaction(
                         "the database has ended the transaction around this one: run the whole of it again"
                     ) from error
                 if not is_retryable(error) or opened.rollback_failed:
-                    raise
+                    raise error
                 pause = self.rules.pause(attempt, error)
             await self._bridge.pause(pause)
 

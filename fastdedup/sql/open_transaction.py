@@ -173,6 +173,8 @@ class OpenTransaction:
         """True if it was rolled back after its connection was lost."""
         self.rollback_failed = False
         """True if the rollback had an error of its own: a transaction around this one may have ended with it."""
+        self.translation: Exception | None = None
+        """The error that the block has raised from the work's: `begin` may tell it in the application's words."""
 
     @property
     def is_open(self) -> bool:
@@ -332,7 +334,9 @@ class OpenTransaction:
         try:
             await self._bridge.exit(block, cause)
         except Exception as failed:
-            if failed is not cause:
+            if failed.__cause__ is cause:
+                self.translation = failed
+            elif failed is not cause:
                 self.rollback_failed = True
                 log.debug("a transaction was not rolled back by its connection", exc_info=failed)
 

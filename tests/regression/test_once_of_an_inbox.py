@@ -29,7 +29,7 @@ from fastdedup.client.httpx import AsyncIdempotentTransport, IdempotentTransport
 from fastdedup.messages import MessageRules
 from fastdedup.messages.decisions import Action, Decision
 from fastdedup.messages.deliveries import Deliveries
-from fastdedup.sql import Inbox
+from fastdedup.sql import Inbox, RetryTransaction
 from fastdedup.sql.dialects.base import Rows, Statement
 from fastdedup.sql.rules import InboxRules
 from fastdedup.sync import Dedup as SyncDedup
@@ -111,6 +111,32 @@ def test_fastapi_asks_its_client_for_the_rest() -> None:
 
         operation = app.openapi()["paths"]["/orders/{order}"]["post"]
         assert [parameter["name"] for parameter in operation["parameters"]] == ["order", "amount"]
+
+
+@pytest.mark.parametrize("told", [LookupError, RetryTransaction])
+def test_begin_may_raise_an_error_of_its_own_from_the_works(told: type[Exception]) -> None:
+    """It is the caller's, and decides whether the transaction is run again."""
+    inbox, runs = SyncInbox("billing", keep=60.0), []
+    with inbox_database(inbox) as connection:
+
+        @contextmanager
+        def begin() -> Iterator[Any]:
+            try:
+                with connection:
+                    yield connection
+            except ZeroDivisionError as error:
+                raise told("in other words") from error
+
+        @inbox.once(lambda transaction, order: order, begin=begin, attempts=2)
+        def work(transaction: Any, order: str) -> float:
+            runs.append(order)
+            return 1 / (len(runs) - 1)
+
+        if told is LookupError:
+            with pytest.raises(LookupError, match="in other words"):
+                work("order-1")
+        assert work("order-1") == 1.0
+        assert runs == ["order-1"] * 2
 
 
 # `Inbox.once` told that begin= does not commit and the work was rolled back, but it was committed without
