@@ -88,11 +88,11 @@ def driver_over(bridge: InboxBridge, transaction: Any) -> Driver:
 
 
 async def within(bridge: InboxBridge, begin: Any, body: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
-    """Run `body` within the block that `begin` returns, which begins a transaction and commits it; return its result.
+    """Run `body` within the block that `begin` returns, a transaction's or a lock's; return the result of `body`.
 
     An error of `body` is raised, even if the block only logs it: nothing was committed, and the caller must know. If
-    the rollback has an error of its own, that is raised; but a cancellation, or what else ends a task or the process,
-    is raised even then.
+    the end of the block then has an error of its own, that is raised; but a cancellation, or what else ends a task or
+    the process, is raised even then.
     """
     block = begin()
     entered = await bridge.enter(block)
