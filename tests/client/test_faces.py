@@ -6,7 +6,7 @@ import contextlib
 import sqlite3
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import celery
 import dramatiq
@@ -169,6 +169,16 @@ def closed_parts(work: Work) -> Iterator[bytes]:
         work()
 
 
+class Tracked(StreamingHttpResponse):
+    """A stream that its application looks up when it is closed."""
+
+    open: ClassVar[set[Any]] = set()
+
+    def close(self) -> None:
+        self.open.discard(self)
+        super().close()
+
+
 @pytest.mark.parametrize("kind", ["stream", "async stream", "closed stream", "rendered"])
 def test_responses_of_django_that_come_after_the_view(kind: str, work: Work) -> None:
     """A view that has sent the same request before: each has a key of its own, at each attempt the same."""
@@ -183,7 +193,7 @@ def test_responses_of_django_that_come_after_the_view(kind: str, work: Work) -> 
         if kind == "rendered":
             return Rendered(work)
         make = {"async stream": async_parts, "closed stream": closed_parts}.get(kind, parts)
-        return StreamingHttpResponse(make(work), content_type="text/event-stream")
+        return Tracked(make(work), content_type="text/event-stream")
 
     async def read(response: Any) -> bytes:
         return b"".join([part async for part in response])

@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Any
-from weakref import proxy
 
 from django.core.signals import got_request_exception
 from django.db import connections
@@ -239,9 +238,7 @@ def _watch(hold: Hold, response: HttpResponse) -> None:
     watched = _AsyncStream if response.is_async else _Stream
     take(hold.recorder, response)
     mark(response, hold.recorder.marks(stored=False))
-    # The source may go on working when it is closed. A proxy, because a circle would keep a response that is dropped.
-    close = vars(response).get("close") or partial(type(response).close, proxy(response))
-    response.close = hold.working()(close)
+    response.close = hold.working()(response.close)  # the source may go on working when it is closed
     response.streaming_content = watched(hold, response.streaming_content)
 
 
