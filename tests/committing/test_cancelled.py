@@ -132,7 +132,7 @@ def till(tmp_path: Path) -> Iterator[Till]:
 
 
 each_framework = pytest.mark.parametrize(
-    "framework", ["fastapi", "dependency", "generator", "object", "starlette"]
+    "framework", ["fastapi", "dependency", "generator", "exit", "object", "starlette"]
 )
 
 
@@ -246,11 +246,15 @@ def made(framework: str, dedup: Dedup, begin: Any, work: Any, principal: Any = e
     def paying(committed: Work) -> Iterator[Any]:
         yield work(committed)
 
+    def paid_at_exit(committed: Work) -> Iterator[Any]:
+        yield Response("done")
+        work(committed)
+
     class Paying:
         def __call__(self, committed: Work) -> Iterator[Any]:
             yield work(committed)
 
-    app.state.paid = {"generator": paying, "object": Paying()}.get(framework, pay)
+    app.state.paid = {"generator": paying, "exit": paid_at_exit, "object": Paying()}.get(framework, pay)
 
     def answer(paid: Annotated[Any, Depends(app.state.paid, scope="function")]) -> Any:
         return paid

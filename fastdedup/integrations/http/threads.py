@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from functools import update_wrapper
+from functools import partial, update_wrapper
 from inspect import (
     getclosurevars,
     isasyncgenfunction,
@@ -163,11 +163,14 @@ class _Told:
 
 
 class _ToldGenerator(_Told):
-    """A dependency with `yield`, of which FastAPI runs the first part. It awaits the second one."""
+    """A dependency with `yield`: FastAPI runs its first part in a thread, and its last one."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        parts = contextmanager(self.__wrapped__)(*args, **kwargs)
+        value = _run(parts.__enter__)
         with ExitStack() as stack:
-            yield _run(stack.enter_context, contextmanager(self.__wrapped__)(*args, **kwargs))
+            stack.push(partial(_run, parts.__exit__))
+            yield value
 
 
 def _run(call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
