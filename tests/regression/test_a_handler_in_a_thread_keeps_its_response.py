@@ -26,6 +26,7 @@ from fastdedup.integrations import asgi
 from fastdedup.integrations import litestar as for_litestar
 from fastdedup.integrations import starlette as for_starlette
 from fastdedup.integrations.fastapi import Claimed, Idempotency, OneTimeToken, everyone
+from fastdedup.integrations.http.threads import has_plain_operation
 from fastdedup.model import BreakerState
 
 from ..integrations import django_project  # noqa: F401 - configures Django
@@ -492,6 +493,16 @@ def ninja_app(work: Callable[[], str]) -> Any:
 
 async def orders(request: HttpRequest) -> HttpResponse:
     return HttpResponse()
+
+
+def test_a_view_of_django_may_have_a_name_that_is_gone() -> None:
+    gone = 1
+
+    async def view(request: HttpRequest) -> HttpResponse:
+        return HttpResponse(gone)  # noqa: F821 -- it is gone
+
+    del gone
+    assert not has_plain_operation(view, "POST")
 
 
 @pytest.mark.parametrize("make", [starlette_app, django_app, ninja_app])

@@ -9,7 +9,6 @@ from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from functools import partial, update_wrapper
 from inspect import (
-    getclosurevars,
     isasyncgenfunction,
     isclass,
     isfunction,
@@ -238,7 +237,8 @@ def has_plain_operation(view: Any, method: str) -> bool:
     """
     owner: Any = getattr(view, "__self__", None)  # of a method, in older versions of Ninja
     if owner is None and isfunction(view):
-        owner = getclosurevars(view).nonlocals.get("self")
+        cells = dict(zip(view.__code__.co_freevars, view.__closure__ or (), strict=True))
+        owner = cells["self"].cell_contents if "self" in cells else None
     operations = owner.operations if _is(_NINJA, owner) else ()
     chosen = next((one for one in operations if method in one.methods), None)
     return chosen is not None and not chosen.is_async
