@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Final
 
 _MOST: Final = 1024 * 1024
-"""The bytes that are read behind the end of a connection: a Unix socket keeps fewer."""
+"""The bytes that are read behind the end of a connection: by default, Linux keeps fewer in a Unix socket."""
 _PIECE: Final = 64 * 1024
 """The bytes of one read: nearly always there are none."""
 

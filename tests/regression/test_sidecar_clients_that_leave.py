@@ -528,3 +528,23 @@ async def test_what_an_owner_has_sent_is_done_though_a_write_to_its_client_fails
         record = await root.get("k")
         assert record is not None
         assert record.state == "released"
+
+
+@pytest.mark.parametrize("given_up", [False, True])
+async def test_what_a_client_has_sent_before_it_went_is_counted_at_once(given_up: bool) -> None:
+    """Fault: 150 clients that filled their sockets' buffers and closed took 180 MB beyond the limit."""
+    async with Dedup(MemoryStore(), codec=RawCodec()) as root:
+        clients, (here, there) = set[RespConnection](), socket.socketpair()
+        connection = RespConnection(Namespaces(root), clients, WITH_STORES)
+        transport = Transport(connection)
+        there.setblocking(False)
+        transport.get_extra_info = lambda name, default=None: there  # type: ignore[method-assign]
+        with here, there:
+            here.sendall(pack(b"PING", bytes(100_000)))
+            if given_up:
+                connection.cut()
+            transport.lose()
+        memory = connection.namespaces.memory.requests
+        assert (memory.taken > 100_000) is not given_up
+        await wait_until(lambda: not clients, description="all has ended")
+        assert not memory.taken

@@ -17,14 +17,14 @@ from ..counters import is_bad
 from ..ephemeral import Holdings
 from ..hangup import HangupWatch, ReadWatch, hung_up, is_unread, rest_of
 from ..namespaces import Namespaces
-from ..releases import Grant, Holding, take_back
+from ..releases import Holding, take_back
 from ..reply_memory import LARGE, UnreadReplies
 from ..request_memory import PLACE, RequestShare
 from .backlog import PIECE, Backlog
 from .errors import SHUTTING_DOWN, TOO_MUCH, error_reply, unknown_command
 from .frames import FrameError, Frames, error
 from .large import Build, LargeReplies, LargeReply
-from .reply_places import NO_PLACE, ReplyPlace, Slot, kept_by, outlives, tasks_of
+from .reply_places import NO_PLACE, ReplyPlace, Slot, kept_by, outlives, take_answered, tasks_of, undo
 
 _IN_ONE_TURN = 32
 """The commands of one client that run in one turn of the loop: 1,000 of 100 clients each would take 0.7 s."""
@@ -61,7 +61,7 @@ class RespConnection(asyncio.Protocol):
         # tasks; the claims to release when the client goes; the bytes of commands since all were answered, or since
         # `_has_room` counted them anew.
         self._backlog = Backlog(self._cut)
-        self._untold: list[Grant] = []
+        self._untold: list[ReplyPlace] = []
         self.places: deque[ReplyPlace] = deque()
         """The commands that are not answered to the client yet, in their order."""
         self._pipelines = namespaces.turns.pipelines
@@ -165,17 +165,18 @@ class RespConnection(asyncio.Protocol):
         self._told = NO_PLACE
         if self._timer is not None:
             self._timer.cancel()
-        self._untold = [grant for place in self.places if place.reply is not None for grant in place.grants]
+        self._untold += take_answered(self.places)
         # The others may go on: they are counted until all have ended.
-        self.places = deque(place for place in self.places if place.reply is None)
         self.tasks.client_gone()
         self.large.clear()
         self.unread.end()
         for forget in self.on_gone:
             forget()
-        if rest := rest_of(self.transport):
-            self._backlog.append(memoryview(rest))
+        rest = b"" if self._frames.broken else rest_of(self.transport)
         if rest or self._untold:
+            self.at = perf_counter()
+            self._backlog.append(memoryview(rest))
+            self._weigh()
             self._pipelines.add(self._go_on)
         elif not self._backlog:
             self.tasks.settling.finish(self._finished)
@@ -228,8 +229,8 @@ class RespConnection(asyncio.Protocol):
         """Close at once, and give back what the replies have reserved."""
         self._frames.give_up()
         self._backlog.clear()
-        take_back(self._untold)
-        self._untold.clear()
+        self._untold += take_answered(self.places)
+        undo(len(self._untold), self._untold)
         self.tasks.settling.clear()
         self.large.clear()
         self.gone = True  # a claim that is won in this turn of the loop is released
@@ -314,8 +315,7 @@ class RespConnection(asyncio.Protocol):
             return fault.before
 
     def _go_on(self) -> None:
-        take_back(self._untold[:_IN_ONE_TURN])
-        del self._untold[:_IN_ONE_TURN]
+        undo(_IN_ONE_TURN, self._untold)
         for command in self._next_commands(_IN_ONE_TURN):
             self._run(command)
         if self._farewell and not self._backlog:
@@ -385,8 +385,7 @@ class RespConnection(asyncio.Protocol):
 
     def _send(self, data: bytes, last: ReplyPlace) -> None:
         last.reply, self._told = None, last if last.grants else NO_PLACE
-        # The grants of a long list are kept for no longer than its reply may lie unread.
-        if last.size > LARGE and last.grants:
+        if last.size > LARGE and last.grants:  # a long list's, which is kept only until it is read
             self._unread_grants.begin()
         self.transport.write(data)
         if self.unread.since:
@@ -412,8 +411,8 @@ class RespConnection(asyncio.Protocol):
 
     def _weigh(self) -> None:
         """Count what this client's commands take."""
-        kept = kept_by(*self.places, self._told)
-        self._share.weigh(self._frames.size + len(self.places) * PLACE + self._backlog.size + kept)
+        kept = self._backlog.size + kept_by(*self.places, *self._untold, self._told)
+        self._share.weigh(self._frames.size + kept + PLACE * (len(self.places) + len(self._untold)))
 
     def _has_room(self) -> bool:
         """True if further commands may be read: some may be answered though there are always others that are not."""
@@ -425,7 +424,7 @@ class RespConnection(asyncio.Protocol):
         """Hang up. If replies are due, do so without an error: the client would take it for one of these replies."""
         self._frames.give_up()
         self._backlog.clear()
-        if self.places:
+        if self.places or self._untold:
             self.cut()
         elif not self.gone:
             self._farewell = TOO_MUCH

@@ -66,6 +66,11 @@ class Frames:
         return self._need > 0 and not self._broken
 
     @property
+    def broken(self) -> bool:
+        """True once the rest of the stream is not read any more."""
+        return self._broken
+
+    @property
     def size(self) -> int:
         """The bytes of a command that has not ended."""
         return len(self._held) + self._passed

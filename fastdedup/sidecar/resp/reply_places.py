@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
 from ...kernel.verbs import Keys
 from ...stores.sidecar.wire import BY_NAME
-from ..releases import Grant
+from ..releases import Grant, take_back
 from ..turns import TaskLine, Turns
 from ..wire_verbs import VERBS
 
@@ -55,6 +56,22 @@ NO_PLACE: Final = Slot()
 def kept_by(*places: ReplyPlace) -> int:
     """Return the bytes of these commands, of their replies, and of what they grant, while that is kept."""
     return sum([place.size + len(place.reply or b"") for place in places])
+
+
+def take_answered(places: deque[ReplyPlace]) -> list[ReplyPlace]:
+    """Remove the places that are answered; return those of them that grant something."""
+    answered = [place for place in places if place.reply is not None]
+    waiting = [place for place in places if place.reply is None]
+    places.clear()
+    places.extend(waiting)
+    return [place for place in answered if place.grants]
+
+
+def undo(most: int, places: list[ReplyPlace]) -> None:
+    """Take back what the first places grant, and remove these."""
+    for place in places[:most]:
+        take_back(place.grants)
+    del places[:most]
 
 
 class CommandTasks(NamedTuple):
