@@ -167,8 +167,8 @@ CLAIMS = {
         ),
         Mutant(
             "A lease is taken for longer than it is.",
-            "unanswered, ends = lease / 3, False, started + lease",
-            "unanswered, ends = lease / 3, False, started + 3 * lease",
+            "ends = known if max(known, ends) - started > lease else max(known, ends)",
+            "ends = started + lease",
             "renew_in_vain",
         ),
     ],
