@@ -94,7 +94,7 @@ end
 local function write(key, keep, ends, ours, former)
   local fence, machine = sub(ours, 3, 9), sub(ours, 2, 2) == 'M'
   -- Our claim may have taken the record over without a fingerprint, and so never have heard of the record's own.
-  if former and find('PWSF', sub(ours, 2, 2), 1, true) and holding(former) == holding(ours) then
+  if former and find('PWSF', sub(ours, 2, 2), 1, true) and owner_of(former) == owner_of(ours) then
     local last, head = shape(ours)
     local print = head == last and sub(former, last + 1, select(2, shape(former))) or ''
     if print ~= '' then

@@ -27,7 +27,7 @@ the store last had, as far as this process knows. `lua/adopt.lua` and the memory
 
 At work is PROCESSING within its lease. Idle is free to claim: released, issued, or the lease is over.
 
-A record that is written over one of the same owner and fence keeps that one's fingerprint if it has none.
+A record that is written over one of the same owner keeps that one's fingerprint if it has none.
 
 THEIRS_STANDS and OURS_STANDS are conflicts, and are reported. The exception is a holding that gave way in this
 process: then the record is sent again with that holding as its base.

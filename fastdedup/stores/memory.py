@@ -359,7 +359,7 @@ class MemoryStore(BoundedRecords):
         entry = Entry(record.state, record.owner, fence, record.attempt, self._ends(record, now), 0)
         entry.fingerprint, entry.payload, entry.token = record.fingerprint, record.payload, record.token
         holds = record.state in LIVE + SETTLED
-        if holds and former is not None and (former.owner, former.fence) == (record.owner, record.fence):
+        if holds and former is not None and former.owner == record.owner:
             entry.fingerprint = record.fingerprint or former.fingerprint  # see `adopt.lua`
         self.put(op.wire, entry, self._from + max(record.ttl_ms, 1))
 

@@ -68,11 +68,12 @@ def sent_by(backend: Backend) -> int:
     return int(backend.raw.info("stats")["total_net_output_bytes"])
 
 
-async def test_an_adopted_result_keeps_the_fingerprint_of_its_record(dedup: Dedup) -> None:
+@pytest.mark.parametrize("later", [0, 1], ids=["the reply came", "the reply was lost"])
+async def test_an_adopted_result_keeps_the_fingerprint_of_its_record(dedup: Dedup, later: int) -> None:
     """Its owner had taken the key over and named no fingerprint: then other requests got its result."""
     first = await dedup.claim("k", owner="ours", fingerprint="form")
     ours = done_elsewhere(first)
-    ours.fence = first.fence
+    ours.fence = first.fence + later
     assert (await adopt(dedup, ours)).code is Code.OK
     assert (await dedup.claim("k", fingerprint="another")).outcome is Outcome.MISMATCH
     assert (await dedup.claim("k", fingerprint="form")).result == "ours"

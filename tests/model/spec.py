@@ -271,10 +271,9 @@ def adopt(record: Record | None, ask: Adopt, now: Clock) -> Next:
     named = Reply(code, owner=former.owner, former=former.fence, settled=former.state in SETTLED)
     if not replaces:
         return former, named
-    if ours.state in (*HELD, *SETTLED) and (ours.owner, ours.fence) == (former.owner, former.fence):
-        ours = ours._replace(
-            fingerprint=ours.fingerprint or former.fingerprint
-        )  # [9] the owner need not know it
+    if ours.state in (*HELD, *SETTLED) and ours.owner == former.owner:
+        # [9] The owner need not know it.
+        ours = ours._replace(fingerprint=ours.fingerprint or former.fingerprint)
     if not is_live(ours, now) and ours.state not in (*SETTLED, MACHINE):
         ours = ours._replace(fence=max(ours.fence, former.fence))  # a free key's fence does not fall
     return ours, named._replace(wakes=wakes(former))

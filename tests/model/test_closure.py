@@ -50,7 +50,7 @@ class Scene(NamedTuple):
 
 
 SCENES = {
-    "claims and tokens": Scene(ADOPTIONS, 0, 1911, 419_510),
+    "claims and tokens": Scene(ADOPTIONS, 0, 1913, 419_900),
     "machines": Scene(MOVES_ELSEWHERE, 0, 21, 816),
     "a ledger and its claims": Scene(LEDGERS, 7, 711, 106_568),
     "a dense ledger": Scene(DENSE, 9, 9, 280),
