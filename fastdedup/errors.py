@@ -157,7 +157,7 @@ class RetryTransaction(DedupError):
     """
 
 
-def is_answer(error: Exception) -> bool:
+def is_answer(error: BaseException) -> bool:
     """True for an error that tells what the store answered; False if it gave no answer.
 
     An error of the user's own policy says nothing about the store either.

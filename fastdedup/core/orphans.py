@@ -26,7 +26,7 @@ from itertools import islice
 from typing import Any
 
 from ..backoff import UNANSWERED, Backoff
-from ..errors import DedupError, ShortfallError, UnavailableError
+from ..errors import DedupError, ShortfallError, UnavailableError, is_answer
 from ..events import Event, UndoOverflow
 from ..forking import InChild
 from ..kernel.codes import Code
@@ -260,7 +260,7 @@ class Orphans:
 
     def _note_released(self, op: ClaimOp, fence: int, future: asyncio.Future[Reply]) -> None:
         fault = None if future.cancelled() else future.exception()
-        is_unanswered = isinstance(fault, UnavailableError) and not isinstance(fault, ShortfallError)
+        is_unanswered = not (fault is None or isinstance(fault, ShortfallError) or is_answer(fault))
         if future.cancelled() or is_unanswered or hasattr(op, "resent"):
             asked = op.named and fence > 0
             self.add(op, fence if asked else 0, asked=asked)

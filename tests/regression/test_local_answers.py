@@ -287,6 +287,23 @@ async def test_a_use_that_cannot_be_undone_in_an_outage_is_undone_afterwards() -
         assert await dedup.tokens.consume(token) is Outcome.ACQUIRED
 
 
+async def test_a_claim_that_the_policy_spoilt_is_freed_if_the_policy_fails_again() -> None:
+    """Its caller got the policy's error. If its release had no answer, the key was held until the lease ended."""
+    store = FakeStore()
+
+    class Confused(LocalLRU):
+        def saw(self, op: Op, reply: Reply) -> NoReturn:
+            store.outage.start("refused", times=1)  # for the release
+            raise ValueError("the policy's own")
+
+        answer = Careless.answer
+
+    async with Dedup(store, on_unavailable=Confused()) as dedup, Dedup(store) as other:
+        with pytest.raises(ValueError, match="the policy's own"):
+            await dedup.claim("k")
+        await acquired(other, "k", deadline=5.0)
+
+
 # A process whose clock was ahead made fences in an outage that fell afterwards, or that the store did not
 # adopt.
 
