@@ -103,7 +103,7 @@ def blocked_thread() -> tuple[Wait, Tell]:
 
 
 def blocked_greenlet() -> tuple[Wait, Tell]:
-    """Return these for a greenlet: the others of its thread run while it waits. Killing it ends the waiting."""
+    """Return the same for a greenlet: the others of its thread run while it waits. Killing it ends the waiting."""
     from gevent import get_hub
     from gevent.event import Event
 
@@ -118,7 +118,7 @@ def blocked_greenlet() -> tuple[Wait, Tell]:
 
 
 def awaiting() -> tuple[Callable[[float], Awaitable[bool]], Tell]:
-    """Return these for a caller in another event loop, which must not block: it awaits the waiting."""
+    """Return the same for a caller in another event loop, which must not block: it awaits its `Wait`."""
     caller, arrived = asyncio.get_running_loop(), asyncio.Event()
 
     async def wait(seconds: float) -> bool:
