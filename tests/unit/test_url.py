@@ -108,6 +108,8 @@ def test_the_scheme_names_the_store(url: str, store: type) -> None:
         ("redis://host:port", "cannot read the Redis URL"),
         ("redis://host:99999", "cannot read the Redis URL"),
         ("redis://host:0", "from 1 to 65535"),
+        ("redis://host?port=0", "from 1 to 65535"),
+        ("redis://host?port=70000", "from 1 to 65535"),
         ("redis://[::1", "cannot read the Redis URL"),
         ("redis://host/zero", "the database in .* must be a number"),
         ("redis://host/-1", "must be a number"),

@@ -305,7 +305,9 @@ def check_path(parts: SplitResult, options: dict[str, Any]) -> None:
         return
     if not options.get("host"):
         raise UnusableError("it names no host: write redis://host:6379/0")
-    if parts.port == 0:  # redis-py would take 6379
+    # redis-py would take 6379 for a 0, and the system another port for a number that is too large.
+    port = options.get("port", 6379) if parts.port is None else parts.port
+    if not is_database(str(port)) or not 0 < int(port) < 65_536:
         raise UnusableError(_PORT)
     number = parts.path.strip("/")
     if number and not is_database(number):
