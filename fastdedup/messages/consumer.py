@@ -44,7 +44,7 @@ class MessageJob(Generic[Message]):
     Attributes:
         message: the broker's message.
         scope: ends the work on it, at once.
-        is_begun: its handler was called, and its outcome is not settled yet.
+        is_begun: its handler was called, or a copy of it is under way, and its outcome is not settled yet.
         is_given_up: its handler must not be called any more: the broker delivers the message again.
         is_at_work: it is not decided yet, so the broker must not deliver the message again.
     """
@@ -324,6 +324,7 @@ class BrokerConsumer(ABC, Generic[Message, JobT]):
             return await self._handler(*given)
 
         async def lay(decision: Decision) -> None:
+            job.is_begun = True
             await self._deliveries.lay_at_last(
                 lambda: self._lay(job.message, decision),
                 lambda: self._pause(job, max(self._retry_delay, LAYING_PAUSE)),

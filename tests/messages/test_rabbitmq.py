@@ -276,6 +276,72 @@ async def test_a_message_is_settled_once_whoever_does_it(orders: Orders) -> None
     assert consumer.counts.delivered == 3
 
 
+# A consumer that stops
+
+
+async def test_a_message_that_comes_late_goes_back_once(
+    orders: Orders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker did not learn that the consumer has left, so it would deliver the message again at once."""
+    end = asyncio.Event()
+
+    async def lose(queue: AbstractQueue, tag: str) -> None:
+        raise ConnectionError("the connection was lost")
+
+    orders.then = lambda message: end.wait()
+    await orders.publish("7")
+    async with orders.consuming() as consumer:
+        await wait_until(lambda: orders.runs["7"], description="it is worked on")
+        monkeypatch.setattr(type(orders.queue), "cancel", lose)
+        consumer.stop()
+        await orders.publish("8")
+        for _ in range(50):
+            await orders.left()
+        end.set()
+    assert (consumer.counts.delivered, orders.runs["8"]) == (1, 0)
+
+
+@pytest.mark.parametrize("place", ["dead letter", "retry"])
+async def test_stop_cuts_no_copy_off(orders: Orders, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its message would go back, though the copy was written."""
+    written, end = asyncio.Event(), asyncio.Event()
+    underlay: Any = await orders.channel.get_underlay_channel()
+    publish = underlay.basic_publish
+
+    async def slowly(*given: Any, **options: Any) -> Any:
+        answer = await publish(*given, **options)
+        written.set()
+        await end.wait()
+        return answer
+
+    orders.then = lambda message: end.wait()
+    await orders.publish(*(["7", "7"] if place == "retry" else ["7"]))
+    monkeypatch.setattr(underlay, "basic_publish", slowly)
+    key = message_id if place == "retry" else lambda message: None
+    async with orders.consuming(key=key, wait=0.05, retry_delay=60.0) as consumer:
+        await written.wait()
+        consumer.stop()
+        end.set()
+    assert await orders.queue.get(fail=False) is None
+
+
+async def test_a_message_of_a_lost_channel_keeps_no_other_from_going_back(open_orders: Open) -> None:
+    async with open_orders(robust=True) as orders, orders.consumer() as consumer:
+        orders.then = lambda message: asyncio.Event().wait()
+        await orders.publish("7")
+        running = asyncio.create_task(consumer.run(orders.handler))
+        await wait_until(lambda: orders.runs["7"], description="it is worked on")
+        underlay = await orders.channel.get_underlay_channel()
+        await underlay.connection.close(ConnectionError("the network flaps"))
+        await wait_until(lambda: consumer.counts.held, description="it has come again")
+        await orders.publish(*map(str, range(8, 16)))
+        await wait_until(lambda: len(orders.runs) == 9, description="the others are worked on")
+        running.cancel()
+        await asyncio.wait([running])
+        found = {(await orders.queue.get()).message_id for _ in range(9)}
+        assert found == {str(each) for each in range(7, 16)}
+
+
 # Failures
 
 

@@ -197,6 +197,9 @@ class Consumer(BrokerConsumer[AbstractIncomingMessage, Job]):
         """Return aio-pika's callback. It does no work itself: aio-pika cancels it when the channel is lost."""
 
         def accept(message: AbstractIncomingMessage) -> None:
+            if self._has_left.is_set():  # the broker did not learn that, and would deliver it again at once
+                self._late.append(message)
+                return
             job = Job(message)
             self._jobs.add(job)
             if self._stop.is_set():
@@ -252,6 +255,7 @@ class Consumer(BrokerConsumer[AbstractIncomingMessage, Job]):
             raise
 
     async def _comes_again(self, job: Job, decision: Decision) -> bool:
+        job.is_begun = True  # else `stop` would cut the copy off, and both it and the message may come again
         return await self._places.retry(job.message, decision, self.name)
 
     async def _pause(self, job: Job, seconds: float) -> None:
@@ -278,19 +282,19 @@ class Consumer(BrokerConsumer[AbstractIncomingMessage, Job]):
 
     async def _give_back(self, job: Job) -> None:
         await self._has_left.wait()  # else the broker might deliver it here
-        with suppress(*LOST):
-            await reply(job.message.nack())
+        with anyio.move_on_after(_GOODBYE, shield=True):  # a nack that is cut off would be sent twice
+            await _return(job.message)
 
     async def _leave_all(self) -> None:
         """Acknowledge the finished messages, and return the rest to the queue: the channel may stay open for long."""
         self._stop.set()  # also if the task was cancelled
         with anyio.move_on_after(_GOODBYE):
             await self._leave()
-        with suppress(*LOST), anyio.move_on_after(_GOODBYE):
+        with anyio.move_on_after(_GOODBYE):
             await self._acks.flush()
             for message in (*self._late, *(job.message for job in self._jobs)):
-                if not message.processed:
-                    await reply(message.nack())
+                await _return(message)
+        self._late.clear()
 
     def _on_close(self, channel: Any, error: BaseException | None = None) -> None:
         if not self._stop.is_set():
@@ -304,6 +308,13 @@ class Consumer(BrokerConsumer[AbstractIncomingMessage, Job]):
             self._give_up(
                 ConnectionError(f"the broker delivers no more of {self._queue.name!r}: it was deleted")
             )
+
+
+async def _return(message: AbstractIncomingMessage) -> None:
+    """Return a message to its queue, unless it was settled or its channel was lost."""
+    with suppress(*LOST):
+        if not message.processed:
+            await reply(message.nack())
 
 
 def _has_no_channel(job: Job) -> bool:
