@@ -116,7 +116,8 @@ class Consumer(BrokerConsumer[AbstractIncomingMessage, Job]):
     answer.
 
     Args:
-        queue: an aio-pika queue; on a robust connection the consumer goes on after a lost connection.
+        queue: an aio-pika queue. If the connection is lost or the queue deleted, `run` raises ConnectionError; a
+            robust connection opens both again.
         dedup: the gate, open before the consumer runs; None if an inbox decides alone.
         key: a function of the message: `message_id`, `header("order-id")`, or your own.
         dead_letter: an exchange for dead letters; by default they go to the queue `<queue>.dead`.

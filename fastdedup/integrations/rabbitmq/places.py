@@ -126,7 +126,7 @@ class Places:
         False if the copy's headers would not fit: the handler needs those of the message, and fastdedup its own.
 
         Raises:
-            ChannelInvalidStateError: the channel was lost: the broker delivers the message again.
+            ChannelInvalidStateError, ConnectionError: the channel was lost: the broker delivers the message again.
             UnroutableError: the waiting queue no longer exists.
         """
         headers = {name: value for name, value in message.headers.items() if name not in DEATHS}
