@@ -342,6 +342,19 @@ async def test_a_message_of_a_lost_channel_keeps_no_other_from_going_back(open_o
         assert found == {str(each) for each in range(7, 16)}
 
 
+async def test_a_run_that_is_cancelled_as_it_stops_keeps_no_message(orders: Orders) -> None:
+    """The consumer did not leave, so the broker delivered to it what it gave back."""
+    orders.then = lambda message: asyncio.Event().wait()
+    await orders.publish("7")
+    async with orders.consumer() as consumer:
+        running = asyncio.create_task(consumer.run(orders.handler))
+        await wait_until(lambda: orders.runs["7"], description="it is worked on")
+        consumer.stop()
+        running.cancel()
+        await asyncio.wait([running])
+        assert await orders.queue.get()
+
+
 # Failures
 
 

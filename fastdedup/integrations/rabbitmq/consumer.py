@@ -273,11 +273,11 @@ class Consumer(BrokerConsumer[AbstractIncomingMessage, Job]):
 
     async def _leave(self) -> None:
         """Let the broker deliver no more."""
-        tag, self._tag = self._tag, None
         try:
             with suppress(*LOST):
-                if tag is not None:
-                    await reply(self._queue.cancel(tag))
+                if self._tag is not None:
+                    await reply(self._queue.cancel(self._tag))
+                    self._tag = None  # not before: a call that was cut off is repeated
         finally:
             self._has_left.set()
 
