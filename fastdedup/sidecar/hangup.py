@@ -13,6 +13,8 @@ from typing import Final
 
 _MOST: Final = 1024 * 1024
 """The bytes that are read behind the end of a connection: by default, Linux keeps fewer in a Unix socket."""
+_LONGEST_PAUSE: Final = 1.0
+"""Seconds between two looks at a connection that is looked at for long: 900 clients took 8 % of a CPU at 0.05 s."""
 _PIECE: Final = 64 * 1024
 """The bytes of one read: nearly always there are none."""
 
@@ -57,7 +59,7 @@ class Watch:
     __slots__ = ("_due", "_then", "_transport")
 
     pause = 0.0
-    """Seconds between two looks."""
+    """Seconds before the first look; the pause doubles with each further one, up to `_LONGEST_PAUSE`."""
 
     def __init__(self, transport: asyncio.Transport, then: Callable[[], object]) -> None:
         self._transport = transport
@@ -68,10 +70,13 @@ class Watch:
     def begin(self) -> None:
         """Look from now on, until it is a fact or cannot become one."""
         if not self._due:
-            self._due = True
-            asyncio.get_running_loop().call_later(self.pause, self._look)
+            self._wait(self.pause)
 
-    def _look(self) -> None:
+    def _wait(self, pause: float) -> None:
+        self._due = True
+        asyncio.get_running_loop().call_later(pause, self._look, min(2 * pause, _LONGEST_PAUSE))
+
+    def _look(self, pause: float) -> None:
         self._due = False
         if self._transport.is_closing():
             return
@@ -79,7 +84,7 @@ class Watch:
         if found:
             self._then()
         elif found is not None:
-            self.begin()
+            self._wait(pause)
 
     def found(self, transport: asyncio.Transport) -> bool | None:
         """Return True if it is a fact, and None if it cannot become one."""

@@ -15,6 +15,7 @@ from uvicorn.server import ServerState
 from fastdedup import Dedup
 from fastdedup.core.orphans import MAX_ORPHANS
 from fastdedup.ledger.first_call import ListedId
+from fastdedup.sidecar.hangup import ReadWatch
 from fastdedup.sidecar.http.application import HttpApp
 from fastdedup.sidecar.http.protocol import HttpProtocol
 from fastdedup.sidecar.ledgers import MAX_IDS
@@ -28,6 +29,7 @@ from fastdedup.stores.memory import MemoryStore
 
 from ..sidecar.attacks import post
 from ..sidecar.fuzz import Transport, pack
+from ..virtual import virtual
 from ..waiting import wait_until
 
 
@@ -102,6 +104,22 @@ async def test_a_connection_keeps_a_long_list_until_its_reply_is_read() -> None:
             await wait_until(lambda: not memory.taken, description="the list is let go")
             here.sendall(pack(b"PING"))
             await wait_until(lambda: select.select([here], [], [], 0)[0], description="it goes on")
+
+
+@virtual
+async def test_a_list_that_is_never_read_is_looked_at_ever_more_seldom() -> None:
+    """Fault: 900 clients that did not read took 8 % of a CPU for as long as they were connected."""
+    looks, clock = list[float](), asyncio.get_running_loop().time
+
+    class Unread(ReadWatch):
+        def found(self, transport: asyncio.Transport) -> bool:
+            looks.append(clock())
+            return False
+
+    Unread(Transport(asyncio.Protocol()), lambda: None).begin()
+    await wait_until(lambda: clock() > 60, description="a minute has passed", deadline=99.0)
+    assert looks[:3] == pytest.approx([0.05, 0.15, 0.35])
+    assert len(looks) < 70
 
 
 async def test_an_http_connection_keeps_an_undo_only_until_its_client_has_had_time_to_read() -> None:
