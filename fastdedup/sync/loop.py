@@ -235,7 +235,8 @@ def new_loop() -> asyncio.AbstractEventLoop:
     try:
         import uvloop
     except ImportError:
-        if patched():  # it would wait with gevent's `select`, in a hub that does not survive a fork
+        # It would wait with gevent's `select`, in a hub that does not survive a fork.
+        if patched() or patched("select"):
             raise UsageError(
                 "fastdedup.sync needs uvloop under gevent, which is not installed: pip install 'fastdedup[uvloop]'"
             ) from None

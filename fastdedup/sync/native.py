@@ -21,10 +21,10 @@ class Thread(Protocol):
         """Wait for its end, at most `timeout` seconds."""
 
 
-def patched() -> bool:
-    """Return whether gevent has replaced Python's threads by greenlets."""
+def patched(module: str = "threading") -> bool:
+    """Return whether gevent has replaced a module's functions by its own: by default, threads by greenlets."""
     monkey = sys.modules.get("gevent.monkey")
-    return monkey is not None and bool(monkey.is_module_patched("threading"))
+    return monkey is not None and bool(monkey.is_module_patched(module))
 
 
 def new_lock() -> Any:

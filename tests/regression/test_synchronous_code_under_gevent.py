@@ -114,9 +114,10 @@ def test_eventlet_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         start_thread(lambda: None, "never")
 
 
-def test_gevent_without_uvloop_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("module", ["threading", "select"])
+def test_gevent_without_uvloop_is_refused_at_once(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
     """Python's own loop waits by gevent's `select` there, in a hub that does not survive a fork."""
-    patched = SimpleNamespace(is_module_patched=lambda name: name == "threading")
+    patched = SimpleNamespace(is_module_patched=lambda name: name == module)
     monkeypatch.setitem(sys.modules, "gevent.monkey", patched)  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "uvloop", None)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="needs uvloop under gevent"):
