@@ -288,9 +288,10 @@ class Consumer(BrokerConsumer[AbstractIncomingMessage, Job]):
 
     async def _leave_all(self) -> None:
         """Acknowledge the finished messages, and return the rest to the queue: the channel may stay open for long."""
-        self._stop.set()  # also if the task was cancelled
-        with anyio.move_on_after(_GOODBYE):
-            await self._leave()
+        if self._is_cancelled() or not self._stop.is_set():  # else the broker was asked before
+            self._stop.set()
+            with anyio.move_on_after(_GOODBYE):
+                await self._leave()
         with anyio.move_on_after(_GOODBYE):
             await self._acks.flush()
             for message in (*self._late, *(job.message for job in self._jobs)):
