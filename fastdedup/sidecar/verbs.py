@@ -214,20 +214,32 @@ def change(verb: WireVerb, namespaces: Namespaces, ask: Any, peer: Any) -> Begun
         field, make = owner_field(ask.owner), verb.change(home.dedup.gate, ask)
         work = partial(home.change, ephemeral, ask.key, lambda wire, at: make((wire, field, fence), at))
     renews = verb.name == "renew" and ask.lease is None
-    return home, partial(_renew, verb, namespaces, ask) if renews else work
+    return home, OneRenewal(verb, namespaces, ask) if renews else work
 
 
-async def _renew(verb: WireVerb, namespaces: Namespaces, ask: Any) -> OwnerOp:
-    """Renew a claim whose owner names no lease: for the namespace's, and never for less than is left of it.
+class OneRenewal:
+    """Renews a claim whose owner names no lease: for the namespace's, and never for less than is left of it.
 
-    A shorter lease would let another owner in, while this one relies on the lease that its claim has named.
+    A shorter lease would let another owner in, while this one relies on the lease that its claim has named. It is a
+    class for the reason of `OneChange`.
     """
-    dedup, wire, _ = await held_in(home_of(namespaces, ask), ask.key, ask.owner, token=ask.token)
-    found = await dedup.gate.run(ReadOp(wire))
-    left_ms = found.left_ms if isinstance(found, Stored) else 0
-    ask.lease = max(dedup.gate.claim_terms.lease_ms, left_ms)
-    renewed: OwnerOp = await change(verb, namespaces, ask, None)[1]()
-    return renewed
+
+    __slots__ = ("_ask", "_namespaces", "_verb")
+
+    def __init__(self, verb: WireVerb, namespaces: Namespaces, ask: Any) -> None:
+        self._verb = verb
+        self._namespaces = namespaces
+        self._ask = ask
+
+    async def __call__(self) -> OwnerOp:
+        """Make the change; return the operation that did."""
+        namespaces, ask = self._namespaces, self._ask
+        dedup, wire, _ = await held_in(home_of(namespaces, ask), ask.key, ask.owner, token=ask.token)
+        found = await dedup.gate.run(ReadOp(wire))
+        left_ms = found.left_ms if isinstance(found, Stored) else 0
+        ask.lease = max(dedup.gate.claim_terms.lease_ms, left_ms)
+        renewed: OwnerOp = await change(self._verb, namespaces, ask, None)[1]()
+        return renewed
 
 
 class OneChange:

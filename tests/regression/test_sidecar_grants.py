@@ -92,7 +92,7 @@ async def test_a_connection_keeps_few_ids_that_may_be_forgotten() -> None:
 async def test_a_connection_keeps_a_long_list_until_its_reply_is_read() -> None:
     async with ledgered() as namespaces:
         here, there = socket.socketpair()
-        await asyncio.get_running_loop().connect_accepted_socket(
+        transport, _ = await asyncio.get_running_loop().connect_accepted_socket(
             lambda: RespConnection(namespaces, set(), COMMANDS), there
         )
         with here:
@@ -104,6 +104,7 @@ async def test_a_connection_keeps_a_long_list_until_its_reply_is_read() -> None:
             await wait_until(lambda: not memory.taken, description="the list is let go")
             here.sendall(pack(b"PING"))
             await wait_until(lambda: select.select([here], [], [], 0)[0], description="it goes on")
+        transport.abort()
 
 
 @virtual
