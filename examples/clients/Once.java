@@ -32,9 +32,15 @@ final class Once implements AutoCloseable {
                 else asked("FD.COMPLETE", key, owner, result);
                 return result;
             } catch (IOException error) { // the work is done: it must not run again
-                if (tries < 3) { Thread.sleep(1000); continue; }
+                var stopped = false;
+                try {
+                    if (tries < 3) { Thread.sleep(1000); continue; }
+                } catch (InterruptedException e) {
+                    stopped = true; // and told below, because a channel closes under an interrupted thread
+                }
                 var why = "\"its result was not stored\"";
                 try { asked("FD.FAIL", key, owner, why, "TTL", "86400000"); } catch (IOException e) { error.addSuppressed(e); }
+                if (stopped) Thread.currentThread().interrupt();
                 throw error;
             }
         }

@@ -70,7 +70,8 @@ class _Group(click.Group):
             click.ClickException(" ".join(str(error).split())).show()
             raise SystemExit(code) from error
         except KeyboardInterrupt:
-            if ctx.invoked_subcommand in _TELL_ABSENCE:  # click would exit with 1
+            # None while the command's module is imported. Click would exit with 1.
+            if ctx.invoked_subcommand in (None, *_TELL_ABSENCE):
                 raise SystemExit(2) from None
             raise
 

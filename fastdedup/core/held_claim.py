@@ -18,6 +18,7 @@ from ..errors import (
     ShortfallError,
     UnavailableError,
     UsageError,
+    is_answer,
 )
 from ..kernel.codes import Code
 from ..kernel.granted import note_use
@@ -242,8 +243,9 @@ class HeldClaim:
             pass  # it was done
         except UnavailableError as error:
             self._free_at(error, free_at)
-        except asyncio.CancelledError:
-            self.gate.connection.orphans.add(self.op, self.fence, free_at)
+        except (Exception, asyncio.CancelledError) as error:
+            if not is_answer(error):
+                self.gate.connection.orphans.add(self.op, self.fence, free_at)
             raise
 
     def _free_at(self, error: UnavailableError, free_at: float) -> None:

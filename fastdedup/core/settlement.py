@@ -350,7 +350,7 @@ class Settlement(HeldClaim):
                     self.gate.connection.free_soon(self.op, self.fence, asked=True)
             raise
         except BaseException as error:
-            if isinstance(error, UnavailableError):
+            if not is_answer(error):
                 self._note_unsure(how)
             # A sidecar's limit is lower.
             if isinstance(error, ResultTooLargeError) and isinstance(op, SettleOp):

@@ -324,12 +324,17 @@ class BrokerConsumer(ABC, Generic[Message, JobT]):
             return await self._handler(*given)
 
         async def lay(decision: Decision) -> None:
-            job.is_begun = True
-            await self._deliveries.lay_at_last(
-                lambda: self._lay(job.message, decision),
-                lambda: self._pause(job, max(self._retry_delay, LAYING_PAUSE)),
-                self._is_lost,
-            )
+            was_begun = job.is_begun
+
+            async def publish() -> None:
+                job.is_begun = True  # a copy that is under way is not cut off
+                await self._lay(job.message, decision)
+
+            async def pause() -> None:
+                job.is_begun = was_begun
+                await self._pause(job, max(self._retry_delay, LAYING_PAUSE))
+
+            await self._deliveries.lay_at_last(publish, pause, self._is_lost)
 
         failed = max(attempts_of(headers, self.name), deliveries - 1 if self._counts_deliveries else 0)
         again = is_again(headers)

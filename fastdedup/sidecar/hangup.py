@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import select
-import termios
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
@@ -99,6 +97,10 @@ class ReadWatch(Watch):
 
     def found(self, transport: asyncio.Transport) -> bool:
         """Return True if it has."""
+        # Here, because Windows has neither, and there the module can be imported like the sidecar's others.
+        import fcntl
+        import termios
+
         if transport.get_write_buffer_size():
             return False
         sock = transport.get_extra_info("socket")

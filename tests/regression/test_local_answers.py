@@ -287,6 +287,29 @@ async def test_a_use_that_cannot_be_undone_in_an_outage_is_undone_afterwards() -
         assert await dedup.tokens.consume(token) is Outcome.ACQUIRED
 
 
+async def test_a_lease_that_shall_end_soon_ends_if_the_policy_fails() -> None:
+    """If the policy failed for the renewal, the key was held for the rest of its lease."""
+    store = FakeStore()
+    async with Dedup(store, on_unavailable=Careless()) as dedup, Dedup(store) as other:
+        claim = await dedup.claim("k", lease=600.0)
+        store.outage.start("refused", times=1)
+        assert isinstance(await claim.settlement.free(after=1.0), ValueError)
+        await wait_until(lambda: not probe(dedup).orphans, description="the store has the shorter lease")
+        store.clock.advance(2.0)
+        assert (await other.claim("k")).acquired
+
+
+async def test_a_release_without_an_answer_is_no_success_if_the_policy_fails() -> None:
+    """The end of the block then completed the claim whose release the body had asked for."""
+    store = FakeStore()
+    async with Dedup(store, on_unavailable=Careless()) as dedup, Dedup(store) as other:
+        async with dedup.claim("k") as claim:
+            store.outage.start("lost_reply", times=1)
+            with pytest.raises(ValueError, match="the policy's own"):
+                await claim.release()
+        await acquired(other, "k", deadline=10.0)
+
+
 async def test_a_claim_that_the_policy_spoilt_is_freed_if_the_policy_fails_again() -> None:
     """Its caller got the policy's error. If its release had no answer, the key was held until the lease ended."""
     store = FakeStore()

@@ -155,7 +155,8 @@ async def test_what_a_client_leaves_behind_is_taken_back_in_turns_or_at_a_cut(cu
             lambda: sum(place.reply is not None for place in connection.places) == 1000,
             description="all but the first one are answered",
         )
-        if cut:
+        if cut:  # by a sidecar that stops
+            connection.shutdown()
             connection.cut()
         transport.lose()
         assert bool(connections) is not cut

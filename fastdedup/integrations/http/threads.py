@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial, update_wrapper
 from inspect import (
@@ -238,7 +238,8 @@ def has_plain_operation(view: Any, method: str) -> bool:
     owner: Any = getattr(view, "__self__", None)  # of a method, in older versions of Ninja
     if owner is None and isfunction(view):
         cells = dict(zip(view.__code__.co_freevars, view.__closure__ or (), strict=True))
-        owner = cells["self"].cell_contents if "self" in cells else None
+        with suppress(KeyError, ValueError):  # there is none, or it is empty
+            owner = cells["self"].cell_contents
     operations = owner.operations if _is(_NINJA, owner) else ()
     chosen = next((one for one in operations if method in one.methods), None)
     return chosen is not None and not chosen.is_async

@@ -230,7 +230,8 @@ class RespConnection(asyncio.Protocol):
         self._frames.give_up()
         self._backlog.clear()
         self._untold += take_answered(self.places)
-        undo(len(self._untold), self._untold)
+        if self._stopping:  # no turns are waited for; else `connection_lost` undoes it in turns
+            undo(len(self._untold), self._untold)
         self.tasks.settling.clear()
         self.large.clear()
         self.gone = True  # a claim that is won in this turn of the loop is released

@@ -9,14 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
-
-import uvicorn.server
+from typing import Any
 
 from ...errors import ConfigError
 from ..http.application import HttpApp
-from ..http.interfaces import ServerState
 from ..http.protocol import HttpProtocol
 from ..http.routes import OPERATORS_ROUTES
 from ..namespaces import Namespaces
@@ -32,6 +30,15 @@ _TIMEOUT = 5.0
 """Seconds in which a request must arrive, and its answer must be read."""
 _IDLE = 60.0
 """Seconds after which a connection without a request is closed."""
+
+
+@dataclass
+class _State:
+    """The state that the port's connections share."""
+
+    connections: set[Any] = field(default_factory=set)
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    default_headers: list[tuple[bytes, bytes]] = field(default_factory=list)
 
 
 class _Visit(HttpProtocol):
@@ -54,8 +61,7 @@ async def metrics_port(namespaces: Namespaces, address: str | None) -> AsyncIter
     if address is None:
         yield None
         return
-    app = HttpApp(namespaces, OPERATORS_ROUTES)
-    state: ServerState = uvicorn.server.ServerState()
+    app, state = HttpApp(namespaces, OPERATORS_ROUTES), _State()
     limits = replace(namespaces.limits, request_timeout=_TIMEOUT, idle_timeout=_IDLE, in_flight=16)
     memory = ReplyMemory(_MEMORY)
     memory.connections = state.connections
