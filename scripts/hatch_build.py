@@ -88,7 +88,9 @@ def compiled(root: Path, folder: Path, modules: list[str], public: list[str]) ->
         path = folder / name
         path.write_text(widened(path.read_text()))
     command = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace", " ".join(modules)]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    # With PYTHONSAFEPATH the setup file would not find its own folder, which has the module that it imports.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(
             "fastdedup could not be compiled: install a C compiler and Python's headers, or unset FASTDEDUP_COMPILE "
