@@ -20,8 +20,7 @@ from ..web import forms
 from ..web.admit import admit
 from ..web.answers import refusal, unavailable
 from ..web.fingerprints import json_fingerprint
-from ..web.forms import FIELD, HEADER, FormRefused, Refusal
-from ..web.header import NAME
+from ..web.forms import FIELD, FormRefused, Refusal
 from ..web.policy import PublishedPolicy, docs_at, rule_facts
 from ..web.record_keys import SCOPE
 from ..web.request import EVERYONE, RequestTooLarge, Shared, by_host
@@ -46,7 +45,7 @@ from .http.exchange import AsgiExchange, supported
 from .http.guarded import claim_of, key_fields, request_of
 from .http.late_exits import dependencies_of, routes_of, warn_of_late_exits
 from .http.lifespan import ASGIApp, Lifespan, Receive, Scope, Send
-from .http.openapi import describe, header_of
+from .http.openapi import describe, token_header
 from .http.response_stage import ReplayStage, begin_committed, calls_ended
 from .http.threads import IN_THREADS, calls_of, is_awaited, route_of, tell_calls
 from .unreached import watch_handlers
@@ -208,12 +207,11 @@ def Claimed(  # noqa: N802 - like FastAPI's own Depends() and Header()
         ConfigError: a setting cannot be used.
     """
     claims_at = _routes(dict(settings), "principal", principal, dedup, lambda claims, _: claims)
-    header = header_of(NAME, facts=_facts(principal, dedup, dict(settings)))
+    facts = _facts(principal, dedup, dict(settings))
 
     async def claimed(
         connection: HTTPConnection,
         caller: Annotated[Any, Depends(principal)],
-        idempotency_key: str = header,
     ) -> Claim | None:
         if (request := unless_websocket(connection)) is None:
             return None
@@ -233,7 +231,7 @@ def Claimed(  # noqa: N802 - like FastAPI's own Depends() and Header()
             exchange.hold(request.scope, got, rule, docs)
         return got
 
-    return guarding(claimed)
+    return guarding(claimed, facts)
 
 
 def Commits(  # noqa: N802
@@ -274,12 +272,11 @@ def Commits(  # noqa: N802
         return RouteCommits(claims, claims.dedup, inbox, begin)
 
     route_at = _routes(dict(settings), "principal", principal, dedup, with_inbox)
-    header = header_of(NAME, facts=_facts(principal, dedup, dict(settings)))
+    facts = _facts(principal, dedup, dict(settings))
 
     async def commits(
         connection: HTTPConnection,
         caller: Annotated[Any, Depends(principal)],
-        idempotency_key: str = header,
     ) -> AsyncIterator[Committed[Any]]:
         request = http_request(connection, "Commits")
         idempotency, exchange = _free_slot(request)
@@ -305,7 +302,7 @@ def Commits(  # noqa: N802
     if not inbox.bridge.is_async:
         setattr(commits, IN_THREADS, True)
     # It ends before the response is sent, so errors can be answered.
-    return guarding(commits, scope="function")
+    return guarding(commits, facts, scope="function")
 
 
 def OneTimeToken(  # noqa: N802
@@ -337,7 +334,7 @@ def OneTimeToken(  # noqa: N802
     """
     settings_of_form = {**settings, "wait": forms.WAIT if wait is None else wait}
     claims_at = _routes(settings_of_form, "subject", subject, dedup, lambda claims, _: claims)
-    header = header_of(HEADER, field=field)
+    header = token_header(field)
 
     async def redeemed(
         connection: HTTPConnection,

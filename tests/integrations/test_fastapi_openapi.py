@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import pytest
-from fastapi import APIRouter, FastAPI, Form, UploadFile
+from fastapi import APIRouter, FastAPI, Form, Header, UploadFile, WebSocket
 
 from fastdedup import Claim, Dedup
 from fastdedup.integrations.fastapi import Claimed, Idempotency, OneTimeToken, everyone
@@ -121,3 +121,31 @@ def test_only_a_required_key_may_be_missing_and_only_a_named_caller_unknown(path
     assert "is missing" not in described["/orders"]
     assert "caller of this Idempotency-Key is unknown" not in described["/orders"]
     assert "caller of this Idempotency-Key is unknown" in described["/named"]
+
+
+def test_a_routers_dependency_describes_the_header_once_at_each_operation() -> None:
+    """Not at one that is left out of the document, and a WebSocket has no operation."""
+    app = FastAPI()
+    Idempotency(app, Dedup("memory://"))
+    router = APIRouter(prefix="/nested", dependencies=[Claimed(principal=everyone, required=True)])
+
+    @router.post("/{order}")
+    async def placed(
+        order: int, key: Annotated[str | None, Header(alias="Idempotency-Key")] = None
+    ) -> None: ...
+
+    @router.patch("/{order}")
+    async def changed(order: int) -> None: ...
+
+    @router.post("/hidden", include_in_schema=False)
+    async def hidden() -> None: ...
+
+    @router.websocket("/socket")
+    async def socket(websocket: WebSocket) -> None: ...
+
+    app.include_router(router)
+    (operations,) = app.openapi()["paths"].values()
+    assert set(operations) == {"post", "patch"}
+    for operation in operations.values():
+        assert header(operation, "Idempotency-Key")["required"]
+        assert len(operation["parameters"]) == 2

@@ -29,7 +29,7 @@ Chooser = Callable[[HttpRequest], Dedup]
 _POLICY_VIOLATION = 1008
 """The code that RFC 6455 has for a client that asks for what the server does not do."""
 GUARDS: Final = "_fastdedup_guards"
-"""The attribute of a dependency that guards its operation."""
+"""The attribute of a dependency that guards its operation: the published facts of its keys, or None for tokens."""
 
 
 class _Guard(params.Depends):
@@ -45,9 +45,9 @@ class _Guard(params.Depends):
         )
 
 
-def guarding(dependency: Any, **options: Any) -> Any:
-    """Return `Depends(dependency)`, for a dependency that guards its operation."""
-    setattr(dependency, GUARDS, True)
+def guarding(dependency: Any, facts: dict[str, Any] | None = None, **options: Any) -> Any:
+    """Return `Depends(dependency)`, for a dependency that guards its operation. `facts`: see `GUARDS`."""
+    setattr(dependency, GUARDS, facts)
     return _Guard(dependency, **options)
 
 

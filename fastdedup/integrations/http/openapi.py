@@ -9,9 +9,11 @@ from fastapi import FastAPI, Header
 
 from ...core.settings import Settings
 from ...web import problems
-from ...web.forms import CONTENT_TYPES, FormRefused, Refusal
-from ...web.header import DRAFT
+from ...web.forms import CONTENT_TYPES, HEADER, FormRefused, Refusal
+from ...web.header import DRAFT, NAME
 from ...web.problems import ProblemType
+from .callers import GUARDS
+from .late_exits import dependencies_of, routes_of
 
 _MARK = "x-fastdedup"
 """The key of a header parameter's schema under which its facts are."""
@@ -37,12 +39,13 @@ _SCHEMA = {
 }
 
 
-def header_of(name: str, **mark: Any) -> Any:
-    """Return the parameter of a header that may be left out, with the facts for `describe`.
+def token_header(field: str) -> Any:
+    """Return the parameter of a token's header, which may be left out. `field`: the form's, for `describe`.
 
-    Declare it as `str`: FastAPI takes twice as long to read a `str | None`.
+    Declare it as `str`: FastAPI takes twice as long to read a `str | None`. A key's header is no parameter, because
+    FastAPI would need a fifth of a claim's time to read it; `describe` adds it to the document.
     """
-    return Header(None, alias=name, json_schema_extra={_MARK: mark})
+    return Header(None, alias=HEADER, json_schema_extra={_MARK: {"field": field}})
 
 
 def describe(app: FastAPI, settings: Settings, max_request: int) -> None:
@@ -63,12 +66,31 @@ def describe(app: FastAPI, settings: Settings, max_request: int) -> None:
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             schema = make()
+            _add_keys(app, schema.get("paths", {}))
             for operation in _operations(schema):
                 _complete(operation, defaults)
             app.openapi_schema = schema
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _add_keys(app: FastAPI, paths: dict[str, Any]) -> None:
+    """Add the parameter of the key's header to each operation that a key claims."""
+    claimed: dict[tuple[str, str], Any] = {}
+    for route in routes_of(app):
+        facts = [getattr(one.call, GUARDS, None) for one in dependencies_of(route.dependant)]
+        for method in getattr(route, "methods", None) or ():  # a WebSocket has none
+            if route.include_in_schema:  # of two routes the document has the later one
+                claimed[route.path_format, method.lower()] = next(filter(None, facts), None)
+    for (path, method), mark in claimed.items():
+        operation = paths.get(path, {}).get(method)
+        if mark is not None and operation is not None:
+            schema = {"type": "string", "title": NAME, _MARK: {"facts": mark}}
+            header = {"name": NAME, "in": "header", "schema": schema}
+            own = operation.get("parameters", ())
+            others = [one for one in own if (one["name"], one["in"]) != (NAME, "header")]
+            operation["parameters"] = [*others, header]
 
 
 def _operations(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
