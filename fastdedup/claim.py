@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeVar, overload
+from typing import Any, Final, Generic, TypeVar, overload
 
 from . import codec
 from .checks import Seconds, milliseconds
@@ -15,7 +15,7 @@ from .kernel.operations import ClaimOp, TouchOp, Verdict
 from .kernel.owners import owner_text
 from .kernel.terms import Mode
 from .model import Outcome
-from .results.declared import read_as
+from .results.declared import R, read_as
 
 T = TypeVar("T")
 _ACQUIRED: Final = Outcome.ACQUIRED  # naming an enum's member through its class costs 50 ns on Python 3.11
@@ -25,7 +25,7 @@ _SHAREABLE: Final = (str, int, float, bool)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Claim:
+class Claim(Generic[R]):
     """The answer to a claim, and while `acquired`, the right to settle it.
 
     Settle it once, with `complete`, `fail` or `release`. Each of these raises ClaimLostError if
@@ -35,7 +35,8 @@ class Claim:
     tried again until the lease ends, or for `within` seconds, because the work is done. Their UnavailableError has
     `unrecorded`.
 
-    A claim has no truth value: ask `claim.acquired`.
+    A claim has no truth value: ask `claim.acquired`. A `Claim[Receipt]` has a declared type of its result: see
+    `returns` of `Dedup.claim`.
     """
 
     __slots__ = ("_call", "_gate", "_settlement", "_verdict")
@@ -156,7 +157,7 @@ class Claim:
         return downstream_key(self.settlement.store_key, name)
 
     @overload
-    def replay(self) -> Any: ...
+    def replay(self) -> R: ...
 
     @overload
     def replay(self, declared: type[T]) -> T: ...
@@ -167,8 +168,9 @@ class Claim:
     def replay(self, declared: Any = None) -> Any:
         """Return the result of a success, for a duplicate that needs the first call's result.
 
-        `declared`: the type that it was completed with, such as `Receipt` or `list[Receipt]`. Without it, the result
-        is what JSON brings back: a dict for a dataclass, text for a datetime.
+        `declared`: the type that it was completed with, such as `Receipt` or `list[Receipt]`; by default the type
+        that `returns=` has declared. Without either, the result is what JSON brings back: a dict for a dataclass,
+        text for a datetime.
 
         Raises:
             FailedError: the first run ended in a failure that was recorded; `error` is the recorded error.
@@ -181,9 +183,10 @@ class Claim:
         """
         match self.outcome:
             case Outcome.SUCCEEDED:
-                if declared is None:
+                wanted = self._call.reader if declared is None else declared
+                if wanted is None:
                     return self.result
-                return read_as(declared, self._verdict.payload, self.key, self._gate.settings.codec)
+                return read_as(wanted, self._verdict.payload, self.key, self._gate.settings.codec)
             case Outcome.FAILED:
                 raise first_run_failed(self.key, self.error)
             case Outcome.IN_PROGRESS:
@@ -205,12 +208,12 @@ class Claim:
                 )
 
     async def complete(
-        self, result: Any = None, ttl: Seconds | None = None, *, within: Seconds | None = None
+        self, result: R | None = None, ttl: Seconds | None = None, *, within: Seconds | None = None
     ) -> None:
         """Record success: every duplicate gets `result` for `ttl` seconds (the namespace's by default).
 
         JSON holds it, also a dataclass, a Pydantic model, a datetime, a Decimal or a set: `replay(Receipt)` gives
-        that back.
+        that back. With `returns=` a result is refused if a duplicate would not get an equal one, except None.
 
         If a ledger remembers the success (`remember=`), it does so for its window, and `ttl` is only the time
         for which `result` is kept: a minute by default.

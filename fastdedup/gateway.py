@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from types import TracebackType
-from typing import Any, Literal, NoReturn, ParamSpec, Self, TypeVar, overload
+from typing import Any, Literal, NoReturn, Self, overload
 
 from .admin.inspected import Inspected
 from .admin.resolving import Check
@@ -31,13 +30,11 @@ from .ledger.settings import check_settings
 from .lock import LockCall, lock_call
 from .machine import StateMachine, Transitions
 from .model import Batching, BreakerState
-from .once import FewArguments, once
+from .once import FewArguments, P, T, once
+from .results.declared import R
 from .stores import stores_of
 from .stores.base import Credentials, Store
 from .tokens import Tokens
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -163,12 +160,7 @@ class Dedup(Inspected):
     async def __aenter__(self) -> Self:
         return await self.open()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.aclose()
 
     def __enter__(self) -> NoReturn:
@@ -282,8 +274,9 @@ class Dedup(Inspected):
         wait: Seconds | None = None,
         renew: bool | None = None,
         remember: Ledger | None = None,
+        returns: type[R] | None = None,
         resolve: Check | None = None,
-    ) -> ClaimCall:
+    ) -> ClaimCall[R]:
         """Ask to be the first for `key`. Main path of the library.
 
         `claim = await dedup.claim(key)`: settle it yourself. `async with dedup.claim(key) as claim:`
@@ -306,6 +299,8 @@ class Dedup(Inspected):
                 is kept for a minute; a later duplicate is SUCCEEDED without it, and `claim.remembered` is True.
                 Until it is settled, the claim is like any other. In an outage `LocalLRU` knows the ids that the
                 store has lately reported, and asks the ledger when the store is back.
+            returns: the type of the result. With `Receipt` it is a `Claim[Receipt]`: its `complete` refuses a value
+                that would come back as another one, and its `replay()` returns a Receipt.
             resolve: an async function that is asked before the work runs, if the key was held before (`attempt`
                 above 1) or this `owner=` gets its own claim back: another owner may have done the work and died. It
                 gets a `Takeover` and returns `Resolution.done(result)` (the claim is SUCCEEDED, for all callers),
@@ -314,7 +309,7 @@ class Dedup(Inspected):
 
         Raises:
             InvalidKeyError: the key or owner cannot be used.
-            ConfigError: a time is not valid, or the fingerprint's value cannot be digested.
+            ConfigError: a time is not valid, the fingerprint cannot be digested, or `returns` cannot come back.
             UnavailableError: (on await) neither the store nor the policy answered; claim again
                 with `owner=error.owner` to get this same claim back, if it had taken effect.
             ForeignRecordError: (on await) the key holds a value that fastdedup did not write.
@@ -325,12 +320,13 @@ class Dedup(Inspected):
             and lease is None
             and ttl is None
             and remember is None
+            and returns is None
             and resolve is None
             and renew is None
             and wait is None
         ):
             return key_call(self._gate, PLAIN, key, fingerprint)
-        options = ClaimOptions(owner, lease, ttl, wait, renew, remember, resolve)
+        options = ClaimOptions(owner, lease, ttl, wait, renew, remember, returns, resolve)
         return claim_call(self._gate, options, key, fingerprint)
 
     async def claim_many(
@@ -344,7 +340,8 @@ class Dedup(Inspected):
         wait: Seconds | None = None,
         renew: bool | None = None,
         remember: Ledger | None = None,
-    ) -> list[Claim]:
+        returns: type[R] | None = None,
+    ) -> list[Claim[R]]:
         """Claim many keys at once, each on its own; the answers have the order of the keys.
 
         This costs half as much as the same claims one by one. A key that is in the list twice is acquired once; with
@@ -352,7 +349,7 @@ class Dedup(Inspected):
         claims are released. More than 2,000 keys are sent in parts, and the first leases begin first. If a lease is
         over when the waits end, its key is asked for again. Arguments, errors: see `claim`; `fingerprints`: one each.
         """
-        options = ClaimOptions(owner, lease, ttl, wait, renew, remember)
+        options = ClaimOptions(owner, lease, ttl, wait, renew, remember, returns)
         return await claim_list(self._gate, options, keys, fingerprints)
 
     def lock(
@@ -447,7 +444,7 @@ class Dedup(Inspected):
             ConfigError: when it decorates: the function is not async, or `key` is, or takes an argument that the
                 function does not have; or its type cannot come back.
         """
-        options = ClaimOptions(None, lease, ttl, wait, renew, remember, resolve)
+        options = ClaimOptions(None, lease, ttl, wait, renew, remember, None, resolve)
         return once(self._gate, options, CallRules(key, fingerprint, name), fail_on)
 
     def machine(

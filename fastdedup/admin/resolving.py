@@ -18,7 +18,6 @@ from ..kernel.operations import Verdict
 from ..kernel.owners import notes_of, owner_text
 from ..kernel.records import read_holding
 from ..model import Outcome
-from ..results.completed import completed_json
 from .takeover import Resolution, Resolved, Takeover
 
 Check = Callable[[Takeover], Awaitable[Resolution]]
@@ -170,7 +169,7 @@ def replayed(claim: Claim, value: Any, *, succeeded: bool) -> Claim:
     """Return the answer for duplicates of this claim from now on."""
     gate, former = claim.settlement.gate, claim.settlement.verdict
     settings = gate.settings
-    encode = partial(codec.encode, json_of=completed_json) if succeeded else codec.encode_error
+    encode = partial(codec.encode, json_of=claim.settlement.json_of) if succeeded else codec.encode_error
     found = Verdict(
         Outcome.SUCCEEDED if succeeded else Outcome.FAILED,
         fence=former.fence,

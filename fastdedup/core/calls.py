@@ -19,6 +19,7 @@ from ..kernel.terms import Mode
 from ..keys import Fingerprint
 from ..keys import fingerprint as digest
 from ..model import Outcome
+from ..results.declared import R, reader_for
 from .counters import outcome_of
 from .gate import Gate
 from .options import PLAIN, ClaimOptions
@@ -35,7 +36,7 @@ Then = Callable[["Claim"], Awaitable["Claim"]]
 """Called with a claim that was made; the caller gets its result."""
 
 
-class ClaimCall(Coroutine[Any, Any, "Claim"]):
+class ClaimCall(Coroutine[Any, Any, Claim[R]]):
     """A claim that is not made yet: `await` it for a `Claim`, or `async with` it to have it settled.
 
     Nothing is sent before. `asyncio.create_task`, `gather` and `TaskGroup` accept it as a coroutine, but it costs
@@ -107,7 +108,7 @@ class ClaimCall(Coroutine[Any, Any, "Claim"]):
         self.will_wait = False
         self.owns_renewal = False
 
-    def __await__(self) -> Generator[Any, Any, Claim]:
+    def __await__(self) -> Generator[Any, Any, Claim[R]]:
         """Make the claim: the main path.
 
         A generator, not a coroutine, so that only the future is between task and reply.
@@ -149,7 +150,7 @@ class ClaimCall(Coroutine[Any, Any, "Claim"]):
         """True if it is to be made within a span that is not begun yet."""
         return not self._has_span and self._gate.observers.wants_span()
 
-    async def surrounded(self) -> Claim:
+    async def surrounded(self) -> Claim[R]:
         """Make the claim within its span, if it is traced, and call what comes after it."""
         then, self._then = self._then, None
         if then is not None:
@@ -259,7 +260,7 @@ class ClaimCall(Coroutine[Any, Any, "Claim"]):
             missing = "entered: write `async with dedup.lock(key) as lock:`" if is_lock else "awaited"
             warnings.warn(f"the {self._name} was never {missing}", RuntimeWarning, stacklevel=1, source=self)
 
-    async def __aenter__(self) -> Claim:
+    async def __aenter__(self) -> Claim[R]:
         self._entered = claim = await self
         if not claim.acquired:
             return claim
@@ -309,7 +310,7 @@ class ClaimCall(Coroutine[Any, Any, "Claim"]):
             self._task = _OVER
             raise
 
-    def _started(self) -> Generator[Any, Any, Claim]:
+    def _started(self) -> Generator[Any, Any, Claim[R]]:
         task = asyncio.current_task()
         if not hasattr(self, "_generator"):
             self._generator = self.__await__()
@@ -434,11 +435,13 @@ def claim_op(
 
     Raises:
         InvalidKeyError: the owner cannot be used.
-        ConfigError: a time is not valid.
+        ConfigError: a time is not valid, or the declared type of the result cannot come back.
     """
     op = ClaimOp(wire, gate.terms_of(options, mode), gate.owners_of(options)(), mark)
     op.key = key
     op.named = options.owner is not None
+    if options.returns is not None:
+        op.reader = reader_for(options.returns, gate.settings.codec)
     return op
 
 

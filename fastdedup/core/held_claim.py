@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from enum import StrEnum
+from functools import partial
 from typing import Any, Final, cast
 
 from .. import codec
@@ -27,6 +28,8 @@ from ..kernel.owners import owner_text
 from ..kernel.records import Stored
 from ..kernel.verbs import Effect
 from ..model import Outcome
+from ..results.completed import completed_json
+from ..results.declared import json_for
 from .gate import Gate
 from .renewal import Renewal
 
@@ -121,6 +124,12 @@ class HeldClaim:
         self.renewal: Renewal | None = None
         self.settling = False
         self.under_way = False
+
+    @property
+    def json_of(self) -> Callable[[Any], bytes]:
+        """Makes the JSON of a result: see `codec.encode`."""
+        reader = self.op.reader
+        return completed_json if reader is None else partial(json_for, reader)
 
     @property
     def state(self) -> Life:

@@ -11,6 +11,7 @@ from ..claim import Claim
 from ..errors import ShortfallError, UnavailableError
 from ..kernel.operations import NOBODY, ClaimOp, Reply, Verdict
 from ..model import Outcome
+from ..results.declared import reader_for
 from ..tasks import wait_then_stop
 from .calls import KnownCall, claim_of
 from .counters import outcome_of
@@ -37,6 +38,7 @@ class ListedClaim(ClaimOp):
         self.witness = None
         self.named = claims.named
         self.key = key
+        self.reader = claims.reader
         self._list = claims
         self.answer: Any = None
         """The store's reply, or the error in its place; later the verdict. A cached answer is set at once."""
@@ -66,6 +68,8 @@ class ClaimList(Together):
         self.terms = gate.terms_of(options)
         self.draw_owner = gate.owners_of(options)
         self.named = options.owner is not None
+        returns = options.returns
+        self.reader = None if returns is None else reader_for(returns, gate.settings.codec)
         self._options = options
         self._renews = bool(options.renews)
         self._wait = options.seconds_to_wait

@@ -23,6 +23,8 @@ class ClaimOptions(NamedTuple):
     renew: Any = None
     remember: Any = None
     """The ledger that remembers a success."""
+    returns: Any = None
+    """The declared type of the result."""
     resolve: Any = None
     """The function that is asked about abandoned work."""
 

@@ -25,7 +25,6 @@ from ..errors import (
 )
 from ..kernel.operations import ClaimOp, ReleaseOp, SettleOp, Verdict
 from ..model import Outcome
-from ..results.completed import completed_json
 from .connection import LONGEST_PAUSE
 from .gate import Gate
 from .held_claim import ABANDONED, LOST, HeldClaim
@@ -108,7 +107,7 @@ class Settlement(HeldClaim):
     ) -> None:
         """Record success; a duplicate names the type of the result to `Claim.replay`."""
         self._check_by_hand()
-        op = self._outcome_op("completed", result, ttl, json_of=completed_json)
+        op = self._outcome_op("completed", result, ttl, json_of=self.json_of)
         await self._finish("completed", op, settle_until(within))
 
     async def fail(

@@ -87,6 +87,7 @@ class ClaimOp(Op):
         "key",
         "named",
         "owner",
+        "reader",
         "resent",
         "tail",
         "terms",
@@ -117,6 +118,8 @@ class ClaimOp(Op):
         # For the engine: the claims that follow this claim; whether the caller chose the owner.
         self.followers: list[ClaimOp] | None = None
         self.named = False
+        # For the claim: reads results of the type that the caller declared; None without one. No store gets it.
+        self.reader: Any = None
 
     def draw_again(self, owner: bytes) -> None:
         """Change the owner to another one that the library generated; only before the claim is sent."""
@@ -128,7 +131,7 @@ class ClaimOp(Op):
         op = ClaimOp(
             self.wire, self.terms if terms is None else terms, self.owner, self.fingerprint, self.unless
         )
-        op.named = self.named
+        op.named, op.reader = self.named, self.reader
         if hasattr(self, "key"):
             op.key = self.key
         return op

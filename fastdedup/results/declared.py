@@ -9,7 +9,7 @@ import types
 import typing
 import warnings
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ..checks import with_article
 from ..codec import UNSTORABLE, WIDE, WIDE_PLAIN, Codec, Encoded, JSONCodec, decode
@@ -17,6 +17,13 @@ from ..errors import ConfigError, ResultError, ResultWarning, describe_error, er
 from .readers import ADVICE, JSON, ResultReader, TypedResultReader, not_of_type, reader_of, shown
 from .values import plain_json
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    R = TypeVar("R", default=Any)
+else:
+    R = typing.TypeVar("R")  # it has a default from Python 3.13 on
+"""The type of a claim's result. Without a declared type, JSON brings back `Any`."""
 _UNSTORED: Final = {"type": ResultError.__name__, "message": UNSTORABLE}
 _ROW: Final = b"\xff"
 """Begins the error in a row."""
@@ -132,14 +139,9 @@ class Results:
         try:
             return Encoded((self._bytes_of(result),))
         except Exception as error:  # noqa: BLE001 -- the result's own code, such as `__eq__`, may raise any error
-            why = error_text(error) if isinstance(error, ResultError) else describe_error(error)
-            given = with_article(shown(type(result)))
-            declared = self._reader.declared
-            declared = "" if declared is Any else f" for the declared {shown(declared)}"
+            why = _why_lost(self._reader, result, error)
             return LostResult(
-                self._function,
-                result,
-                f"{name_of(self._function)}() returned {given}{declared}: {why}. {self._advice}",
+                self._function, result, f"{name_of(self._function)}() returned {why}. {self._advice}"
             )
 
     def read(self, payload: bytes, key: str) -> Any:
@@ -167,6 +169,16 @@ class Results:
             return self._reader.read(payload, key)
         except ResultError:
             return decode(JSON, payload, key)
+
+
+def _why_lost(reader: ResultReader, result: Any, error: Exception) -> str:
+    why = error_text(error) if isinstance(error, ResultError) else describe_error(error)
+    declared = "" if reader.declared is Any else f" for the declared {shown(reader.declared)}"
+    return f"{_kind_of(result)}{declared}: {why}"
+
+
+def _kind_of(value: Any) -> str:
+    return with_article(shown(type(value)))
 
 
 def name_of(function: Any) -> str:
@@ -242,8 +254,40 @@ def check_row(payload: bytes, key: str, codec: Codec) -> None:
         raise first_run_failed(key, decode(codec, payload[len(_ROW) :], key))
 
 
+def reader_for(declared: Any, codec: Codec) -> ResultReader:
+    """Return the reader of a type that a caller names. With a codec of the user, it only compares types.
+
+    Raises:
+        ConfigError: the type cannot come back, or needs an extra that is not installed.
+    """
+    try:
+        return reader_of(declared) if type(codec) is JSONCodec else ResultReader(declared)
+    except NameError as error:
+        raise _unknown(declared, error) from None
+
+
+def _unknown(declared: Any, error: NameError) -> ConfigError:
+    return ConfigError(f"the type {shown(declared)} has a name that is not known: {error}")
+
+
+def json_for(reader: ResultReader, result: Any) -> bytes:
+    """Return the JSON of a result of `complete` for a reader.
+
+    Raises:
+        ResultError: a duplicate would read something else, or nothing.
+    """
+    try:
+        if not reader.takes(result):
+            raise ResultError("it is of another type")
+        return reader.bytes_of(result)
+    except Exception as error:  # noqa: BLE001 -- the result's own code, such as `__eq__`, may raise any error
+        raise ResultError(f"cannot store {_why_lost(reader, result, error)}; {ADVICE}") from None
+
+
 def read_as(declared: Any, payload: bytes, key: str, codec: Codec) -> Any:
     """Return the result of a payload as the type that the caller names, or as a decorated function declares it.
+
+    `declared`: that type, its `ResultReader`, or a function's `Results`.
 
     Raises:
         ConfigError: the type cannot come back, or needs an extra that is not installed.
@@ -251,14 +295,17 @@ def read_as(declared: Any, payload: bytes, key: str, codec: Codec) -> Any:
     """
     if isinstance(declared, Results):
         return declared.read(payload, key) if type(codec) is JSONCodec else decode(codec, payload, key)
+    reader = declared if isinstance(declared, ResultReader) else reader_for(declared, codec)
     try:
-        reader = reader_of(declared) if type(codec) is JSONCodec else ResultReader(declared)
         is_read = payload and type(codec) is JSONCodec
         value = reader.read(payload, key) if is_read else decode(codec, payload, key)
         is_taken = reader.takes(value)
     except NameError as error:
-        raise ConfigError(f"the type {shown(declared)} has a name that is not known: {error}") from None
+        raise _unknown(reader.declared, error) from None
     if not is_taken:
-        found = "no result" if value is None else with_article(shown(type(value)))
-        raise ResultError(f"{key!r} was completed with {found}, not with {with_article(shown(declared))}")
+        found, wanted = (
+            "no result" if value is None else _kind_of(value),
+            with_article(shown(reader.declared)),
+        )
+        raise ResultError(f"{key!r} was completed with {found}, not with {wanted}")
     return value

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar, overload
+from typing import Any, Generic, Self, TypeVar, overload
 from weakref import ref
 
 from .. import downstream
@@ -16,12 +16,13 @@ from ..core.calls import ClaimCall
 from ..core.many import give_back
 from ..errors import ClaimLostError, ConfigError, DedupError, UnavailableError, UsageError
 from ..model import Outcome
+from ..results.declared import R
 from .background import BackgroundDedup, Bound
 
 T = TypeVar("T")
 
 
-class Claim:
+class Claim(Generic[R]):
     """The answer to a claim, and while `acquired`, the right to settle it. See `fastdedup.Claim`.
 
     `with dedup.claim(key) as claim:` settles on the way out: `complete(None)` if the body did not,
@@ -336,7 +337,7 @@ class Claim:
         return self._claim.downstream(name)
 
     @overload
-    def replay(self) -> Any: ...
+    def replay(self) -> R: ...
 
     @overload
     def replay(self, declared: type[T]) -> T: ...
@@ -347,8 +348,9 @@ class Claim:
     def replay(self, declared: Any = None) -> Any:
         """Return the result of a success, for a duplicate that needs the first call's result.
 
-        `declared`: the type that it was completed with, such as `Receipt` or `list[Receipt]`. Without it, the result
-        is what JSON brings back: a dict for a dataclass, text for a datetime.
+        `declared`: the type that it was completed with, such as `Receipt` or `list[Receipt]`; by default the type
+        that `returns=` has declared. Without either, the result is what JSON brings back: a dict for a dataclass,
+        text for a datetime.
 
         Raises:
             FailedError: the first run ended in a failure that was recorded; `error` is the recorded error.
@@ -362,12 +364,12 @@ class Claim:
         return self._claim.replay(declared)
 
     def complete(
-        self, result: Any = None, ttl: Seconds | None = None, *, within: Seconds | None = None
+        self, result: R | None = None, ttl: Seconds | None = None, *, within: Seconds | None = None
     ) -> None:
         """Record success: every duplicate gets `result` for `ttl` seconds (the namespace's by default).
 
         JSON holds it, also a dataclass, a Pydantic model, a datetime, a Decimal or a set: `replay(Receipt)` gives
-        that back.
+        that back. With `returns=` a result is refused if a duplicate would not get an equal one, except None.
 
         If a ledger remembers the success (`remember=`), it does so for its window, and `ttl` is only the time
         for which `result` is kept: a minute by default.

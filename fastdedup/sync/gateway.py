@@ -19,6 +19,7 @@ from ..kernel.keyspace import READABLE_BYTES
 from ..machine import Transitions
 from ..model import Batching, BreakerState
 from ..once import FewArguments
+from ..results.declared import R
 from ..stores.base import Credentials, Store
 from .background import Bound, PerProcess
 from .claim import Claim, answered
@@ -255,8 +256,9 @@ class Dedup(Inspected):
         wait: Seconds | None = None,
         renew: bool | None = None,
         remember: Ledger | None = None,
+        returns: type[R] | None = None,
         resolve: SyncCheck | None = None,
-    ) -> Claim:
+    ) -> Claim[R]:
         """Ask to be the first for `key`, and block for the answer. Main path of the module.
 
         `claim = dedup.claim(key)`: settle it yourself. `with dedup.claim(key) as claim:` settles on the way
@@ -264,7 +266,7 @@ class Dedup(Inspected):
         see `fastdedup.Dedup.claim`; for `renew` see `Claim`. `resolve` is a function that is not async, and is called
         in the caller's thread.
         """
-        return self._claim(key, fingerprint, owner, lease, ttl, wait, renew, remember, resolve)
+        return self._claim(key, fingerprint, owner, lease, ttl, wait, renew, remember, returns, resolve)
 
     def claim_many(
         self,
@@ -277,7 +279,8 @@ class Dedup(Inspected):
         wait: Seconds | None = None,
         renew: bool | None = None,
         remember: Ledger | None = None,
-    ) -> list[Claim]:
+        returns: type[R] | None = None,
+    ) -> list[Claim[R]]:
         """Claim many keys at once, each on its own; the answers have the order of the keys.
 
         This costs half as much as the same claims one by one. A key that is in the list twice is acquired once; with
@@ -285,7 +288,7 @@ class Dedup(Inspected):
         claims are released. More than 2,000 keys are sent in parts, and the first leases begin first. If a lease is
         over when the waits end, its key is asked for again. Arguments, errors: see `claim`; `fingerprints`: one each.
         """
-        return self._claim_many(keys, fingerprints, owner, lease, ttl, wait, renew, remember)
+        return self._claim_many(keys, fingerprints, owner, lease, ttl, wait, renew, remember, returns)
 
     def lock(
         self,

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, computed_field, 
 from fastdedup import Claim, ConfigError, Dedup, FailedError, Outcome, Resolution, ResultError, ResultWarning
 from fastdedup.codec import UNSTORABLE
 from fastdedup.results.values import same
+from fastdedup.sync import Claim as SyncClaim
 from fastdedup.sync import Dedup as SyncDedup
 
 from ..codecs import CodecOf
@@ -486,6 +487,99 @@ async def test_a_resolver_gives_typed_results(dedup: Dedup) -> None:
             raise AssertionError
 
         assert same(await work("k"), Decimal("1.10"))
+
+
+# A claim with a declared type
+
+
+async def test_a_claim_with_a_declared_type_brings_it_back(backend: Backend) -> None:
+    """Also beside claims without a type, whose answers this process caches for a moment."""
+    async with backend.make() as dedup:
+        for (declared, value), kind in zip(KINDS, IDS, strict=True):
+            if declared is None or value is None:
+                continue
+            await (await dedup.claim(kind, returns=declared)).complete(value)
+            shown = (await dedup.claim(kind)).replay()
+            for _ in range(2):
+                again, (listed,) = (
+                    await dedup.claim(kind, returns=declared),
+                    await dedup.claim_many([kind], returns=declared),
+                )
+                assert same(
+                    [again.replay(), listed.replay(), (await dedup.claim(kind)).replay()],
+                    [value, value, shown],
+                ), kind
+
+
+@each_face
+async def test_a_claim_on_each_face_has_its_declared_type(redis_url: str, face: str) -> None:
+    """Also behind a ledger, after a wait, and in a list."""
+    paid = Order(UUID(int=7), datetime(2026, 1, 2), [])
+    async with gate_of(face, redis_url) as dedup:
+        ledger = dedup.ledger("seen", window=60.0, capacity=100)
+        for key, options in (("k", {}), ("in a ledger", {"remember": ledger}), ("waits", {"wait": 1.0})):
+            first, other = await told(
+                dedup.claim_many([key, f"{key} 2"], returns=Order, **{**options, "wait": None})
+            )
+            await told(first.complete(paid))
+            with pytest.raises(ResultError, match="cannot store a str for the declared Order: pydantic"):
+                await told(other.complete("paid"))
+            await told(other.complete())
+            assert same((await told(dedup.claim(key, returns=Order, **options))).replay(), paid)
+            with pytest.raises(ResultError, match="completed with no result, not with an Order"):
+                (await told(dedup.claim(f"{key} 2", returns=Order, **options))).replay()
+
+
+@pytest.mark.parametrize("declared", [*REFUSED, list["Nowhere"]], ids=str)  # type: ignore[name-defined]  # noqa: F821
+async def test_a_claim_refuses_a_type_that_cannot_come_back(dedup: Dedup, declared: Any) -> None:
+    with Dedup_memory() as sync:
+        for claim in (dedup.claim, sync.claim):
+            with pytest.raises(ConfigError, match=r"cannot come back|not known"):
+                claim("k", returns=declared)
+    with pytest.raises(ConfigError, match=r"cannot come back|not known"):
+        await dedup.claim_many(["k"], returns=declared)
+
+
+async def test_a_result_that_a_typed_claim_cannot_bring_back_is_a_failure(dedup: Dedup) -> None:
+    """Its work is done, and must not run again."""
+    others = [(dict[str, int], [1], "another type"), (int, "1", "another type"), (Order, {}, "pydantic")]
+    for number, (declared, value, why) in enumerate([*LOST[:-1], *others]):
+        with pytest.raises(ResultError, match=r"cannot store an? \w+.*: .*codec=") as refused:
+            async with dedup.claim(f"k{number}", returns=declared) as claim:
+                await claim.complete(value)
+        assert why in str(refused.value)
+        with pytest.raises(FailedError) as failed:
+            (await dedup.claim(f"k{number}", returns=declared)).replay()
+        assert failed.value.error["message"] == UNSTORABLE
+
+
+async def test_a_typed_claim_leaves_errors_and_own_codecs_alone() -> None:
+    """A codec of the user takes any type. An error is never read by it, nor as the declared type."""
+    async with Dedup("memory://", codec=OWN) as dedup:
+        await (await dedup.claim("k", returns=tuple)).complete((1, {2}))
+        await (await dedup.claim("failed", returns=Plain)).fail(ValueError("no"))
+        with pytest.raises(ResultError, match="completed with a tuple, not with a Plain"):
+            (await dedup.claim("k", returns=Plain)).replay()
+        with pytest.raises(FailedError) as failed:
+            (await dedup.claim("failed", returns=Plain)).replay()
+        assert failed.value.error == {"type": "ValueError", "message": "no"}
+
+
+async def test_a_resolver_of_a_typed_claim_gives_its_type(dedup: Dedup) -> None:
+    async def check(takeover: Any) -> Resolution:
+        return Resolution.done(Decimal("1.10"))
+
+    await (await dedup.claim("k")).release()
+    for _ in range(2):
+        claim = await dedup.claim("k", returns=Decimal, resolve=check)
+        assert same(claim.replay(), Decimal("1.10"))
+        assert claim.replay(str) == claim.result == "1.10"
+
+
+def test_a_claim_takes_a_parameter_at_run_time() -> None:
+    for claim in (Claim, SyncClaim):
+        assert typing.get_args(claim[Order]) == (Order,)
+        assert typing.get_args(claim[Order] | None) == (claim[Order], type(None))
 
 
 async def test_a_claim_shows_plain_json_without_a_type(dedup: Dedup) -> None:

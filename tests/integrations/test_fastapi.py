@@ -69,7 +69,7 @@ def session(request: Request) -> str:
     return request.cookies.get("session", "guest")
 
 
-OnceFor = Annotated[Claim | None, Claimed(principal=account)]
+OnceFor = Annotated[Claim[dict[str, Any]] | None, Claimed(principal=account)]
 Sent = Annotated[Claim, OneTimeToken(subject=session)]
 
 
@@ -128,7 +128,7 @@ class Shop:
 
         @app.post("/needed")
         async def needed(
-            claim: Annotated[Claim, Claimed(principal=everyone, required=True)],
+            claim: Annotated[Claim[list[int]], Claimed(principal=everyone, required=True)],
         ) -> dict[str, int]:
             return await self.work()
 

@@ -5,6 +5,7 @@ from typing import Any, assert_type
 
 from fastdedup import Claim, Dedup
 from fastdedup.sql import Inbox
+from fastdedup.sync import Claim as SyncClaim
 from fastdedup.sync import Dedup as SyncDedup
 from fastdedup.sync.sql import Inbox as SyncInbox
 
@@ -69,9 +70,28 @@ async def claimed(dedup: Dedup) -> None:
     assert_type(claims, list[Claim])
 
 
+async def claimed_with_a_type(dedup: Dedup) -> None:
+    async with dedup.claim("key", returns=Receipt) as claim:
+        await claim.complete(Receipt())
+        await claim.complete("no receipt")  # type: ignore[arg-type]
+    assert_type(claim, Claim[Receipt])
+    assert_type(claim.replay(), Receipt)
+    assert_type(claim.replay(dict[str, int]), dict[str, int])
+    assert_type((await dedup.claim("key", returns=list[Receipt])).replay(), list[Receipt])
+    await dedup.claim("key", returns=Receipt | None)  # type: ignore[arg-type] # mypy would call it a Receipt
+    assert_type(await dedup.claim_many(["a"], returns=Receipt), list[Claim[Receipt]])
+    any_claim: Claim = claim
+    assert_type(any_claim.replay(), Any)
+
+
 def claimed_without_asyncio(dedup: SyncDedup) -> None:
     with dedup.claim("key") as claim:
         assert_type(claim.replay(Receipt), Receipt)
+    with dedup.claim("key", returns=Receipt) as typed:
+        typed.complete(Receipt())
+        typed.complete("no receipt")  # type: ignore[arg-type]
+    assert_type(typed, SyncClaim[Receipt])
+    assert_type(typed.replay(), Receipt)
 
 
 async def received(inbox: Inbox, sync_inbox: SyncInbox, session: object) -> None:
