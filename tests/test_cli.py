@@ -514,11 +514,26 @@ def test_the_installed_command_reports_an_error_without_a_traceback() -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("where", ["--url=unix:///nonexistent/redis.sock", "--socket=/nonexistent/gate.sock"])
-@pytest.mark.parametrize("command", ["inspect", "forget"])
-def test_no_store_is_told_from_no_record(run: Callable[..., Result], command: str, where: str) -> None:
-    """Both were 1: a script took an outage for a key that is free."""
-    result = run(command, "k", where)
+NOWHERE = "--url=unix:///nonexistent/redis.sock"
+NO_BROKER = "--url=amqp://127.0.0.1:1/"
+ANSWERING: list[tuple[str, ...]] = [
+    *(
+        (command, "k", where)
+        for command in ("inspect", "forget")
+        for where in (NOWHERE, "--socket=/none.sock")
+    ),
+    *((*command, NOWHERE) for command in (["conformance"], ["ledger", "stats", "k"])),
+    ("ledger", "resize", "k", "--capacity=9", NOWHERE),
+    ("dead-letters", "replay", "orders.dead", "--all", NO_BROKER),
+]
+
+
+@pytest.mark.parametrize("command", ANSWERING, ids=" ".join)
+def test_no_store_is_told_from_no_record(run: Callable[..., Result], command: tuple[str, ...]) -> None:
+    """Both were 1: a script took an outage for a key that is free, or for a guarantee that is broken."""
+    mistaken = run(*command[:-1], command[-1].replace("unix:", "gopher:").replace("amqp:", "http:"))
+    assert mistaken.exit_code == (3 if "--socket" in command[-1] else 2)
+    result = run(*command)
     assert (result.exit_code, result.stdout) == (3, "")
     assert result.stderr.startswith("Error: ")
     assert result.stderr.count("\n") == 1

@@ -18,9 +18,9 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ..errors import DedupError
+from ..errors import ConfigError, DedupError, UnavailableError
 from .tables import print_rows
-from .terminal import Command, bar_console, json_option, print_json, with_options
+from .terminal import AnsweringCommand, Command, bar_console, json_option, print_json, with_options
 
 if TYPE_CHECKING:
     from aio_pika.abc import AbstractChannel
@@ -43,7 +43,8 @@ def at_broker(text: str, work: Work[T]) -> T:
     """Connect, and return the result of `work`, which gets an open channel.
 
     Raises:
-        ClickException: the URL cannot be used, a package is missing, or the broker refuses.
+        ConfigError: the URL cannot be used, a package is missing, or the broker refuses.
+        UnavailableError: the broker does not answer.
     """
     _check_extra()
     url = _parsed(text)
@@ -64,7 +65,7 @@ def _check_extra() -> None:
         from ..integrations import rabbitmq as _rabbitmq  # noqa: F401
     except ImportError as error:
         cause = error.__cause__ if isinstance(error.__cause__, ImportError) else error
-        raise click.ClickException(f"this needs {cause.name}: pip install 'fastdedup[rabbitmq]'") from None
+        raise ConfigError(f"this needs {cause.name}: pip install 'fastdedup[rabbitmq]'") from None
 
 
 def _parsed(text: str) -> URL:
@@ -77,7 +78,7 @@ def _parsed(text: str) -> URL:
     except ValueError:  # its text may have a part of the password
         fits = False
     if not fits:
-        raise click.ClickException(
+        raise ConfigError(
             f"--url is not an AMQP URL, such as {_EXAMPLE}. In a password write @ as %40, / as %2F and : as %3A"
         )
     return url
@@ -103,14 +104,14 @@ def _in_one_line(url: URL) -> Iterator[None]:
     place = f"{url.scheme}://{url.host}:{url.port or 5672}{url.path}"
     try:
         yield
-    except (DedupError, click.ClickException):
+    except DedupError:
         raise
     except ProbableAuthenticationError:
-        raise click.ClickException(
+        raise ConfigError(
             f"{place} refuses the login of {url.user or 'guest'!r}: is its password right?"
         ) from None
     except InvalidFrameError:  # aiormq's errors if a broker hangs up instead of opening the virtual host
-        raise click.ClickException(
+        raise ConfigError(
             f"{place} cannot be used: is there a virtual host {url.path[1:] or '/'!r}, and may "
             f"{url.user or 'guest'!r} use it?"
         ) from None
@@ -118,7 +119,8 @@ def _in_one_line(url: URL) -> Iterator[None]:
         words = str(error) or type(error).__name__
         if url.password:
             words = words.replace(url.password, "***")
-        raise click.ClickException(f"{place} cannot be used: {words}") from error
+        kind = UnavailableError if isinstance(error, OSError) else ConfigError  # such as for an unknown queue
+        raise kind(f"{place} cannot be used: {words}") from error
 
 
 _HEADINGS = ("key", "attempts", "reason", "consumer", "when", "bytes", "error")
@@ -202,7 +204,9 @@ def _when(at: str | None) -> str | None:
         return at
 
 
-@dead_letters.command(short_help="Send dead letters back to the queues that they came from.")
+@dead_letters.command(
+    cls=AnsweringCommand, short_help="Send dead letters back to the queues that they came from."
+)
 @click.option(
     "--key", "keys", multiple=True, help="Send back the messages with this key; give it repeatedly."
 )
@@ -221,7 +225,8 @@ def replay(
 
     Its consumer works on them anew, with all attempts; one that fails again becomes a dead letter again. Stop the
     command at any time: no message is lost, and a message that was sent back twice is worked on once. Exits with 1 if
-    a key was not found, or a message could not be sent back.
+    a key was not found, or a message could not be sent back, with 3 if the broker does not answer, with 2 after any
+    other error.
     """
     if bool(keys) == every:
         raise click.UsageError("say which: --key KEY, also repeatedly, or --all")

@@ -20,7 +20,7 @@ from ..model import LedgerResize, LedgerStats
 from .gate import ask, gate_options
 from .inbox import Duration, shown
 from .tables import facts_table
-from .terminal import bar_console, print_json
+from .terminal import AnsweringCommand, bar_console, print_json
 
 _LOOK_AGAIN = 1.0
 """Seconds between two looks at the progress of a resizing."""
@@ -91,11 +91,13 @@ def create(
         click.echo(f"The ledger {name!r} was there before, with these settings.")
 
 
-@ledger.command(short_help="Show the content of the ledger NAME.")
+@ledger.command(cls=AnsweringCommand, short_help="Show the content of the ledger NAME.")
 @click.argument("name")
 @gate_options(namespace="fastdedup", json="an object, or null if there is none")
 def stats(name: str, url: str, namespace: str, as_json: bool) -> None:
-    """Show the content of the ledger NAME, from at most 1,000 of its buckets; exits with 1 if it does not exist."""
+    """Show the content of the ledger NAME, from at most 1,000 of its buckets. Exits with 1 if it does not exist, with
+    3 if no store answers, with 2 after any other error.
+    """
     found = ask(_stats(Dedup(url, namespace=namespace), name))
     if as_json:
         print_json(None if found is None else asdict(found))
@@ -107,7 +109,7 @@ def stats(name: str, url: str, namespace: str, as_json: bool) -> None:
         raise SystemExit(1)
 
 
-@ledger.command()
+@ledger.command(cls=AnsweringCommand)
 @click.argument("name")
 @click.option(
     "--capacity", type=click.IntRange(1, MOST_CAPACITY), required=True, help="Ids in one window from now on."
@@ -125,7 +127,7 @@ def resize(name: str, capacity: int, until: str, url: str, namespace: str, as_js
 
     It is announced for 45 seconds; then ids are remembered by the new capacity, and for one window each call asks
     for older ids as well. Services with the former capacity go on; change it with their next release. All of them
-    must be of a version that knows resizing. Do not resize a ledger that claims use (remember=).
+    must be of a version that knows resizing. Do not resize a ledger that claims use (remember=). Exits like `stats`.
     """
     found = ask(_resized(Dedup(url, namespace=namespace), name, capacity, until, as_json))
     if found is None:

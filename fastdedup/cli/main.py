@@ -16,6 +16,7 @@ import rich  # noqa: F401 -- if the extra is missing, each command says so
 
 from ..compiled import build
 from ..errors import DedupError, UnavailableError
+from .terminal import is_answering
 
 _MODULES: Final = {
     "bench": "bench",
@@ -35,15 +36,13 @@ _MODULES: Final = {
     "top": "sidecar",
 }
 """The module of this package that has a command, by the command's name."""
-_TELL_ABSENCE: Final = ("forget", "inspect")
-"""Commands that exit with 1 if there is no record, with 3 if no store answers, with 2 after a mistake or Ctrl-C."""
 
 
 class _Group(click.Group):
     """Imports a command when it is asked for; prints its error as one line on stderr, and exits with 1.
 
     Its error is a `DedupError`, or one of the system, such as a full disk. click itself is quiet after a closed pipe.
-    Commands of `_TELL_ABSENCE` exit with 2 or 3 after an error.
+    An `AnsweringCommand` exits with 2 or 3 after an error, and with 2 after Ctrl-C.
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -65,13 +64,13 @@ class _Group(click.Group):
             if isinstance(error, OSError) and error.errno == EPIPE:
                 raise
             code = 1
-            if ctx.invoked_subcommand in _TELL_ABSENCE:
+            if is_answering(ctx):
                 code = 3 if isinstance(error, UnavailableError) else 2
             click.ClickException(" ".join(str(error).split())).show()
             raise SystemExit(code) from error
         except KeyboardInterrupt:
             # None while the command's module is imported. Click would exit with 1.
-            if ctx.invoked_subcommand in (None, *_TELL_ABSENCE):
+            if ctx.invoked_subcommand is None or is_answering(ctx):
                 raise SystemExit(2) from None
             raise
 

@@ -36,10 +36,10 @@ from .record_place import (
     socket_option,
 )
 from .tables import print_rows
-from .terminal import as_json, print_json, printable
+from .terminal import AnsweringCommand, as_json, print_json, printable
 
 
-@click.command()
+@click.command(cls=AnsweringCommand)
 @place_options
 @gate_options(namespace="fastdedup", json="the record, or null if there is none")
 def inspect(socket: Path | None, url: str, namespace: str, as_json: bool, **named: Any) -> None:
@@ -63,7 +63,7 @@ def inspect(socket: Path | None, url: str, namespace: str, as_json: bool, **name
         raise SystemExit(1)
 
 
-@click.command(short_help="Delete the record of KEY: its next claim is the first.")
+@click.command(cls=AnsweringCommand, short_help="Delete the record of KEY: its next claim is the first.")
 @place_options
 @reason_option
 @gate_options(namespace="fastdedup")

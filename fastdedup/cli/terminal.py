@@ -1,4 +1,4 @@
-"""The output of the commands: other people's text made safe, and the console of progress bars.
+"""The output of the commands: other people's text made safe, the console of progress bars, and exit codes.
 
 A key may hold characters that clear the screen or hide the rest of a line.
 """
@@ -17,6 +17,20 @@ from rich.console import Console
 from rich.control import Control
 
 Command = Callable[..., Any]
+
+
+class AnsweringCommand(click.Command):
+    """A command whose exit code 1 is an answer. So it exits with 3 if no store answers, with 2 after other errors."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Note that this is the command that runs, also for the groups that it is in."""
+        ctx.meta[__name__] = True
+        return super().parse_args(ctx, args)
+
+
+def is_answering(ctx: click.Context) -> bool:
+    """True if an `AnsweringCommand` runs in this group."""
+    return __name__ in ctx.meta
 
 
 def printable(text: str) -> str:

@@ -71,7 +71,7 @@ def test_a_resizing_shows_its_progress(run: Run, redis_url: str, monkeypatch: py
     assert watched.stdout.startswith("The ledger 'orders' has the capacity 5,000. For 7")
     assert "1,000 to 5,000" in watched.stderr
     refused = run("resize", "orders", "--capacity", "9000")
-    assert (refused.exit_code, refused.stderr.count("\n")) == (1, 1)
+    assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
     assert "is being resized to 5000" in refused.stderr
     assert json.loads(run("stats", "orders", "--json").stdout)["capacity"] == 5000
     with Dedup(redis_url, namespace="shop") as dedup:
