@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import os
+import select
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -381,6 +382,45 @@ async def test_what_a_reply_that_was_not_sent_has_granted_is_taken_back(end: str
             return record is not None and record.state == "released"
 
         await wait_until(released, description="it is released")
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+@pytest.mark.parametrize("first", ["the write fails", "the read fails"])
+async def test_what_all_replies_of_a_write_that_fails_have_granted_is_taken_back(
+    is_read: bool, first: str
+) -> None:
+    """Fault: only the last one's grant was; and that of the write before it never was, or though it was read."""
+    async with Dedup(MemoryStore(), codec=RawCodec()) as root:
+        commands = {**WITH_STORES, b"LATER": lambda *_: Slot()}
+        here, there = socket.socketpair()
+        _, connection = await asyncio.get_running_loop().connect_accepted_socket(
+            lambda: RespConnection(Namespaces(root), set(), commands), there
+        )
+
+        async def states() -> list[str]:
+            records = [await root.get(key) for key in ("before", "a", "b", "c")]
+            return [record.state for record in records if record]
+
+        with here:
+            here.sendall(pack(b"FD.CLAIM", b"before"))
+            await wait_until(lambda: select.select([here], [], [], 0)[0], description="the reply is there")
+            asked = [pack(b"LATER"), *[pack(b"FD.CLAIM", key) for key in (b"a", b"b", b"c")], pack(b"PING")]
+            here.sendall(b"".join(asked))
+            places = connection.places
+            await wait_until(lambda: len([p for p in places if p.reply]) == 4, description="all but one")
+            if is_read:
+                here.recv(1000)
+        if first == "the read fails":
+            connection.answer(places[0], OK)  # the loop tells of the end before it writes
+        else:
+            places[0].reply = OK
+            connection.data_received(pack(b"PING"))
+        told = "processing" if is_read else "released"
+
+        async def taken_back() -> bool:
+            return await states() == [told, "released", "released", "released"]
+
+        await wait_until(taken_back, description="all is taken back")
 
 
 async def test_that_holds_while_the_connection_is_not_read(serve: Callable[..., Running]) -> None:

@@ -125,18 +125,12 @@ class RespConnection(asyncio.Protocol):
         if not small or len(commands) > _IN_ONE_TURN:
             self._backlog.extend(commands if small else [memoryview(data)])
             commands = self._next_commands(_IN_ONE_TURN if self._pipelines.may_go_on() else 0)
-        for command in commands:
-            self._run(command)
-        if self._farewell and not self._backlog:
-            self._hang_up()
-            return
+        self.taken += len(data)
+        self._run_all(commands)
         if self._counts_pending:
             self.count_pending()  # for the clients of other connections
-        self.taken += len(data)
-        if not self.places or self.places[0].reply is not None or self._waiting:
-            self._flush()
         full = self.taken > self._room and not self._has_room()
-        if (full or len(self.places) + self.extra > self._in_flight) and not self.gone:
+        if full or len(self.places) + self.extra > self._in_flight:
             self._pause()  # until earlier ones are answered
         self._used = True
         unfinished = self._frames.unfinished
@@ -160,7 +154,8 @@ class RespConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Take back what the client was not told of, and do what it has sent as an owner (asyncio calls this)."""
         self.gone = self._lost = True
-        if exc is not None:  # the client closed before it read our last bytes, or before we wrote them
+        write_failed = bool(self._untold) and isinstance(exc, BrokenPipeError)  # all before it may be read
+        if exc is not None and (not write_failed or is_unread(self.transport)):
             take_back(self._told.grants)
         self._told = NO_PLACE
         if self._timer is not None:
@@ -207,8 +202,7 @@ class RespConnection(asyncio.Protocol):
             self._watch()  # before the next large reply is written, which has a deadline of its own
         if self._waiting:
             self._flush()
-        if was_slow:
-            self._resume()
+        self._resume()
 
     @property
     def _has_left(self) -> bool:
@@ -259,8 +253,7 @@ class RespConnection(asyncio.Protocol):
         places = self.places
         if len(places) == 1 and not self._flushing and self._reading and places[0] is slot:
             # Not by `_flush`, which looks for more.
-            places.popleft()
-            self._send(reply, slot)
+            self._send(reply, [places.popleft()])
             self._flushed()
             return
         slot.reply = reply
@@ -295,7 +288,7 @@ class RespConnection(asyncio.Protocol):
     def push(self, message: bytes) -> bool:
         """Send a message that is not a reply; return False if the client does not read, and may do so later."""
         if self._writing and not self.gone:
-            self._send(message, NO_PLACE)
+            self._send(message, [NO_PLACE])
         return self._writing or self.gone
 
     def _next_commands(self, most: int) -> list[list[bytes]]:
@@ -317,16 +310,20 @@ class RespConnection(asyncio.Protocol):
 
     def _go_on(self) -> None:
         undo(_IN_ONE_TURN, self._untold)
-        for command in self._next_commands(_IN_ONE_TURN):
-            self._run(command)
-        if self._farewell and not self._backlog:
-            self._hang_up()
-        if not self.places or self.places[0].reply is not None or self._waiting:
-            self._flush()
+        self._run_all(self._next_commands(_IN_ONE_TURN))
         self._weigh()
         self._resume()
         if self._lost and not self._backlog and not self._untold:
             self.tasks.settling.finish(self._finished)
+
+    def _run_all(self, commands: list[list[bytes]]) -> None:
+        """Run these commands, and write the replies whose turn has come."""
+        for command in commands:
+            self._run(command)
+        if self._farewell and not self._backlog:
+            self._hang_up()
+        elif not self.places or self.places[0].reply is not None or self._waiting:
+            self._flush()
 
     def _run(self, command: list[bytes]) -> None:
         answer: bytes | ReplyPlace
@@ -377,18 +374,22 @@ class RespConnection(asyncio.Protocol):
     def _write(self) -> None:
         """Write the replies whose turn has come."""
         places = self.places
-        out: list[bytes] = []
-        while places and (reply := places[0].reply) is not None:
-            out.append(reply)
-            last = places.popleft()
-        if out:
-            self._send(b"".join(out), last)
+        told: list[ReplyPlace] = []
+        while places and places[0].reply is not None:
+            told.append(places.popleft())
+        if told:
+            self._send(b"".join([place.reply or b"" for place in told]), told)
 
-    def _send(self, data: bytes, last: ReplyPlace) -> None:
+    def _send(self, data: bytes, told: list[ReplyPlace]) -> None:
+        """Write the replies of these places."""
+        self.transport.write(data)
+        if self.transport.is_closing():  # the client gets no byte of this; `connection_lost` comes next
+            self._untold += told
+            return
+        last = told[-1]
         last.reply, self._told = None, last if last.grants else NO_PLACE
         if last.size > LARGE and last.grants:  # a long list's, which is kept only until it is read
             self._unread_grants.begin()
-        self.transport.write(data)
         if self.unread.since:
             self.unread.add(len(data))
             self._bound_the_wait()
