@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
+from dataclasses import replace
+from importlib import import_module
 from itertools import count
 from typing import Any, get_args
 
@@ -11,7 +14,9 @@ import httpx
 import pytest
 import redis
 
+from fastdedup.sidecar import wire_verbs
 from fastdedup.sidecar.fields import FIELDS, WireField
+from fastdedup.sidecar.verbs import BEGIN
 from fastdedup.sidecar.wire_verbs import VERBS, WireVerb
 
 from .conftest import Running
@@ -125,3 +130,15 @@ def test_the_gate_reads_numbers_as_the_other_requests_do(sidecar: Running) -> No
             http.get(f"/v1/gate?principal=everyone&lease={lease}", headers=key) for lease in ("%2B1", "1_0")
         ]
     assert [answer.status_code for answer in sent] == [422, 422]
+
+
+@pytest.mark.parametrize("wire", ["fastdedup.sidecar.http.verbs", "fastdedup.sidecar.resp.verb_commands"])
+def test_a_verb_without_an_answer_on_a_wire_is_refused_at_import(
+    monkeypatch: pytest.MonkeyPatch, wire: str
+) -> None:
+    """Fault: over RESP it failed only when a client asked for it."""
+    monkeypatch.setattr(wire_verbs, "VERBS", (*VERBS, replace(VERBS[-1], name="new")))
+    monkeypatch.setitem(BEGIN, "new", BEGIN["get"])
+    monkeypatch.delitem(sys.modules, wire)
+    with pytest.raises(KeyError, match="new"):
+        import_module(wire)

@@ -72,7 +72,7 @@ class VerbCommand(TaskCommand):
     async def work(self) -> Result:
         """Do it, and make the reply's value of what was found."""
         found = await self._begun()
-        value_of = _VALUES.get(self.verb)
+        value_of = _VALUE_OF[self.verb]
         if value_of is None:
             self.connection.namespaces.ephemeral.changed(self.dedup, found)
             return OK, "ok", ()
@@ -122,7 +122,11 @@ _VALUES: Final[dict[str, Callable[[Any], Any]]] = {
     **dict.fromkeys(("get", "list", "ledger"), in_json),
     **dict.fromkeys(("first", "seen", "forget_id"), numbers),
 }
-"""What makes the reply's value of what was found; what an owner does to its claim has the reply OK."""
+"""What makes the reply's value of what was found, for the verbs that are not an owner's."""
+_VALUE_OF: Final = {
+    verb.name: None if verb.of_owner else _VALUES[verb.name] for verb in VERBS if verb.name in BEGIN
+}
+"""The same for every verb that has its work in `BEGIN`; None: the reply is OK."""
 
 
 COMMANDS: dict[bytes, Command] = {
