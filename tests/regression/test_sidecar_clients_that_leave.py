@@ -61,6 +61,16 @@ def test_all_that_a_half_closed_client_asked_is_answered(
         assert client.makefile("rb").read().count(b"HTTP/1.1 20") == answers
 
 
+@pytest.mark.parametrize("half", [LOOK[:20], (CLAIM % (11, b'{"key":"a"}'))[:-3]])
+def test_what_stands_before_half_a_request_is_answered(serve: Callable[..., Running], half: bytes) -> None:
+    """Fault: the connection closed at once."""
+    with serve().raw() as client:
+        client.sendall(2 * LOOK + half)
+        client.shutdown(socket.SHUT_WR)
+        answers = client.makefile("rb").read()
+        assert [answers.count(b"HTTP/1.1 %d" % status) for status in (200, 400)] == [2, 1]
+
+
 def test_half_a_request_ends_the_connection(serve: Callable[..., Running]) -> None:
     with serve().raw() as client:
         client.sendall(LOOK[:20])

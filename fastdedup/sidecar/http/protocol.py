@@ -205,11 +205,14 @@ class HttpProtocol(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """Answer what the client has asked, if it still reads; it sends nothing more (asyncio calls this)."""
-        latest = self._latest
-        if hung_up(self.transport) or not self._whole or latest is None or latest.answered:
+        latest, running = self._latest, self._running
+        if hung_up(self.transport) or latest is None or running is None or running.answered:
             return False
-        latest.keep_alive = False
-        return True
+        if self._whole:
+            latest.keep_alive = False
+        elif running.whole:  # the rest of the latest one never comes
+            self._end(problems.BAD_REQUEST)
+        return running.whole
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Take back the grants of an answer that the client surely did not get (asyncio calls this)."""
