@@ -14,6 +14,7 @@ from time import monotonic
 from typing import Any, Final
 
 from .limits import LimitError, Limits
+from .releases import UntoldGrants
 
 Work = Callable[[], Coroutine[Any, Any, None]]
 
@@ -401,6 +402,7 @@ class Turns:
         self.reading = TaskPlaces(_TASKS, 1)
         self.reads = ReadTurns(limits.request_timeout)
         self.metrics = SharedText()
+        self.untold = UntoldGrants(self.requests.add)
         most, line = limits.requests_in_all // 2, limits.requests_in_all // 4
         self._brief_batches = BatchGate(most, line, limits.request_timeout)
         self._waiting_batches = BatchGate(most, line, limits.request_timeout)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import select
 import socket
 from collections.abc import AsyncIterator
@@ -167,4 +168,36 @@ async def test_what_a_client_leaves_behind_is_taken_back_in_turns_or_at_a_cut(cu
             await asyncio.sleep(0)
         assert (0 < most < 500) is not cut
         records = [await root.get(str(number)) for number in range(1000)]
+        assert {record.state for record in records if record} == {"released"}
+
+
+@pytest.mark.parametrize("end", ["given up", "not read", "answered too late", "the sidecar stops"])
+async def test_what_a_batch_over_http_was_granted_is_taken_back_in_turns(end: str) -> None:
+    """Fault: it was taken back in one turn of the loop."""
+    async with Dedup(MemoryStore(), codec=RawCodec(), timeout=5.0) as root:
+        namespaces, connections = Namespaces(root), root.gate.connection
+        app, turns = HttpApp(namespaces), namespaces.turns
+        connection = HttpProtocol(namespaces.limits, namespaces.memory, turns, app, ServerState())
+        transport = Transport(connection)
+        await root.claim("held")
+        asks = [{"op": "claim", "key": str(number)} for number in range(1000)]
+        if end == "given up":
+            asks[-1] |= {"key": "held", "wait": 60_000}
+        connection.data_received(post("/v1/batch", json.dumps(asks).encode()))
+        if end == "given up":
+            await wait_until(lambda: connections.wakeups.waiting, description="one waits, others are won")
+        elif end == "answered too late":
+            await wait_until(lambda: root.pending, description="it has begun")
+        else:
+            await wait_until(lambda: connection.handing_over, description="it is answered")
+        transport.lose(BrokenPipeError())
+        if end == "the sidecar stops":
+            turns.untold.finish()
+            assert connections.unfinished == 1000
+        most = 0
+        while not most or root.pending or connections.unfinished:
+            most = max(most, connections.unfinished)
+            await asyncio.sleep(0)
+        assert (most < 500) is (end != "the sidecar stops")
+        records = [await root.get(str(number)) for number in range(999)]
         assert {record.state for record in records if record} == {"released"}

@@ -20,7 +20,7 @@ from ...kernel.owners import draw_owner
 from ...model import Outcome
 from ..limits import LimitError
 from ..namespaces import Namespaces
-from ..releases import Grant, take_back
+from ..releases import Grant
 from ..reply_memory import LARGE
 from ..turns import TaskLine
 from ..verbs import Asked, needs_a_task
@@ -176,7 +176,7 @@ class BatchRequest:
         self._take_back()
 
     def _take_back(self) -> None:
-        take_back(self.grants)
+        self._namespaces.turns.untold.add(self.grants)
         self.grants = []
 
     def _begin(self, ask: Any) -> BatchClaim | Told:

@@ -21,7 +21,7 @@ from ...failures import log
 from ...web.problems import ProblemType
 from ..hangup import hung_up, is_unread
 from ..limits import Limits
-from ..releases import Grant, take_back
+from ..releases import Grant
 from ..reply_memory import ReplyMemory, UnreadReplies
 from ..request_memory import PLACE, RequestShare
 from ..turns import Turns
@@ -58,6 +58,7 @@ class HttpProtocol(asyncio.Protocol):
         self._limits = limits
         self._memory = memory
         self._pipelines = turns.requests
+        self._untold = turns.untold
         self._app = app
         self._state = state
         self.parser: Any = httptools.HttpRequestParser(self)
@@ -231,7 +232,7 @@ class HttpProtocol(asyncio.Protocol):
                 request.hang_up()
         self.parser = None  # it refers to this object: no cycle is left behind
         if exc is not None:  # the client closed before it read our bytes, or before we wrote
-            take_back(self.handing_over)
+            self._untold.add(self.handing_over)
 
     def pause_writing(self) -> None:
         """Wait for a client that does not read, for some seconds (asyncio calls this)."""
@@ -250,7 +251,7 @@ class HttpProtocol(asyncio.Protocol):
     def cut(self) -> None:
         """Close at once; take back the grants of an answer that is surely not read."""
         if is_unread(self.transport):
-            take_back(self.handing_over)
+            self._untold.add(self.handing_over)
         self.transport.abort()
 
     # The parser's calls
@@ -415,7 +416,7 @@ class HttpProtocol(asyncio.Protocol):
             close: refuse further requests.
         """
         if self.gone or self.transport.is_closing():  # it closes in this turn of the loop, and writes no more
-            take_back(grants)
+            self._untold.add(grants)
             return
         request = cast(HttpRequest, self._running)
         end = _END if request.keep_alive and not close else _CLOSE

@@ -419,4 +419,5 @@ class ServiceServer(SidecarServer):
         left = list(self.connections)
         for connection in left:
             connection.cut()
+        self.namespaces.turns.untold.finish()
         return len(left)
