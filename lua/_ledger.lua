@@ -54,10 +54,11 @@ end
 
 -- Returns what a call is told of an id that another call has remembered, in `then_slot` and with the nonce whose bytes are
 -- n1 to tick: PENDING if that call may still be taken back, so that the id is no duplicate yet. `patience`: ticks for which
--- that may be so; an entry of the same tick in an earlier slot is older.
+-- that may be so; an entry of the same tick in an earlier slot is older. An entry may be up to two ticks ahead: after a
+-- failover, the clock may be behind that of the server before.
 local function answer_known(ledger, patience, then_slot, n1, n2, n3, n4, tick)
-  if (ledger.tick - tick) % 256 > patience or patience == 0 or n1 + n2 + n3 + n4 == 0 then return ALREADY end
-  local slots = (ledger.slot - then_slot) % 255
+  if (ledger.tick - tick + 2) % 256 > patience + 2 or patience == 0 or n1 + n2 + n3 + n4 == 0 then return ALREADY end
+  local slots = (ledger.slot - then_slot + 1) % 255 - 1
   return (slots - 1) * ledger.slot_us <= (patience + 1) * TICK_US and PENDING or ALREADY
 end
 

@@ -11,6 +11,7 @@ import pytest
 from fastdedup import Dedup, Ledger, LocalLRU, UsageError
 from fastdedup.core.orphans import Orphan
 from fastdedup.events import Conflict, Event
+from fastdedup.kernel.codes import Code
 from fastdedup.kernel.owners import owner_field
 from fastdedup.kernel.verbs import Verb
 from fastdedup.ledger.forms import LedgerForm
@@ -64,6 +65,32 @@ async def test_other_orphans_do_not_slow_an_id(monkeypatch: pytest.MonkeyPatch) 
             patched.setattr("fastdedup.ledger.client.FirstCall", None)
             assert [await ledger.first("id"), await ledger.first("other")] == [True, True]
         assert orphans
+
+
+# Fault: after a failover to a server whose clock was behind by a moment, an id counted as remembered long ago:
+# another call was told of a duplicate, although the call that had remembered it might still be taken back.
+
+
+@pytest.mark.parametrize("is_dense", [False, True])
+async def test_an_id_from_a_clock_that_was_ahead_may_still_be_taken_back(
+    redis_url: str, redis_server: RedisServer, is_dense: bool
+) -> None:
+    async with Dedup(redis_url, namespace="t") as dedup:
+        ledger = dedup.ledger("calls", window=3600.0, capacity=1000, dense=is_dense)
+        await ledger.open()
+        view = ledger.view
+        assert view is not None
+        one, two = (
+            FirstOp(*view.addresses.entry(b"7", nonce_of(owner_field(name), 1)), view.terms, b"7")
+            for name in ("one", "two")
+        )
+        assert await dedup.gate.run(one) is Code.OK
+        with redis_server.client() as raw:
+            bucket = raw.get(one.wire)
+            assert isinstance(bucket, bytes)
+            tick = bucket.index(one.entry[-5:-1]) + 4
+            raw.setrange(one.wire, tick, bytes([(bucket[tick] + 2) % 256]))
+        assert await dedup.gate.run(two) is Code.PENDING
 
 
 # Fault: a call took the place of one that was given up, nonce and all; then the store asked for the form
