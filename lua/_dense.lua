@@ -295,17 +295,16 @@ local function dense(slot)
     local bucket, code = present, nil
     local patience, fresh = byte(entry, -1), bucket.fresh[digest]
     local at = not fresh and whereabouts(bucket, digest)
-    if fresh then
-      code = fresh ~= nonce and answer_known(ledger, patience, slot, byte(fresh, 1, NONCE)) or nil
-    elseif at then
+    if at then
       code = answer_at(bucket, at, digest, nonce, patience, ledger)
+    elseif fresh then
+      code = fresh ~= nonce and answer_known(ledger, patience, slot, byte(fresh, 1, NONCE)) or nil
     else
       code = remember_in(bucket, digest, nonce, ledger)
-      if not code then
-        bucket.fresh[digest] = nonce
-        bucket.taken[#bucket.taken + 1] = i
-      end
+      if not code then bucket.fresh[digest] = nonce end
     end
+    -- Also if another operation of this call has remembered it: no answer holds if the bucket cannot be written.
+    if bucket.fresh[digest] then bucket.taken[#bucket.taken + 1] = i end
     if code then answer(i, code) end
     return bucket.strays
   end

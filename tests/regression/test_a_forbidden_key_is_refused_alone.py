@@ -14,6 +14,8 @@ from fastdedup.kernel.operations import ClaimOp, IssueOp
 from fastdedup.kernel.replies import RefusedAlone
 from fastdedup.kernel.terms import Mode, terms
 from fastdedup.kernel.verbs import Verb
+from fastdedup.ledger.forms import DENSE_WIDTH, LedgerForm
+from fastdedup.ledger.operations import FOREVER_MS, FirstOp, LedgerTerms
 
 from ..servers import RedisServer
 from ..sidecars import Sidecar
@@ -151,6 +153,17 @@ async def test_every_verb_refuses_a_readable_key_alone(group: ClusterGroup, name
         replies = list(await store.execute(ops[0].verb, ops))
         assert isinstance(replies.pop(2), RefusedAlone)
         assert all(fine(name, reply) for reply in replies)
+
+
+async def test_a_dense_id_that_cannot_be_written_is_refused_to_all(group: ClusterGroup) -> None:
+    """Another copy of the call got OK, and another call a duplicate, in one batch; but the id was not remembered."""
+    form = LedgerForm(capacity=1000, width=DENSE_WIDTH, window_ms=MINUTE, secret=bytes(32))
+    shared, digest = LedgerTerms(form, "set", FOREVER_MS), bytes(DENSE_WIDTH)
+    async with Dedup(as_app(group.url), namespace="t", timeout=5.0) as dedup:
+        calls = (b"one1\1", b"one1\1", b"two2\1", b"two2\0")
+        ops = [FirstOp(b"t:=ro{A}AAAA", digest + nonce, shared) for nonce in calls]
+        replies = await dedup.gate.connection.store.execute(Verb.FIRST, ops)
+        assert [type(reply) for reply in replies] == [RefusedAlone] * len(calls)
 
 
 async def test_undoing_goes_on_beside_a_forbidden_key(server: RedisServer) -> None:
