@@ -54,18 +54,13 @@ local function dense(slot)
     return {
       key = key, text = text, since = since, size = cells, chunk = sub(text, 5, D_HEAD), strays_from = strays_from,
       strays = (#text - strays_from + 1) / STRAY, whole = not stored,
-      cells = {}, changes = {}, added = {}, fresh = {}, taken = {}, nonces = {},
+      cells = {}, added = {}, fresh = {}, taken = {}, nonces = {}, -- cells: those that are changed; all of a whole bucket
     }
   end
 
   local function cell_of(bucket, number)
-    local cell = bucket.cells[number]
-    if cell then return cell end
     local at = D_HEAD + number * CELL
-    cell = sub(bucket.text, at + 1, at + CELL)
-    if cell == '' then cell = EMPTY end
-    bucket.cells[number] = cell
-    return cell
+    return bucket.cells[number] or sub(bucket.text, at + 1, at + CELL)
   end
 
   local function living(cell)
@@ -194,7 +189,8 @@ local function dense(slot)
     end)
     for number = 0, bucket.size - 1 do
       local cell = cell_of(bucket, number)
-      if cell ~= EMPTY and living(cell) then
+      if living(cell) then
+        bucket.cells[number] = cell
         each_id(bucket, number, function() inside = inside + 1 end)
       else
         bucket.cells[number] = EMPTY
@@ -239,7 +235,6 @@ local function dense(slot)
       local fits = byte(cell, 1) == slot
       if fits or not living(cell) then
         bucket.cells[number] = changed(fits and cell or char(slot) .. sub(EMPTY, 2), place, 1)
-        bucket.changes[number] = true
         bucket.nonces[#bucket.nonces + 1] = { place = place, nonce = nonce }
         return nil
       end
@@ -253,8 +248,8 @@ local function dense(slot)
   local function write_cells(bucket, keep)
     if not bucket.whole and #bucket.added == 0 then
       local code
-      for number in pairs(bucket.changes) do
-        code = put('SETRANGE', bucket.key, D_HEAD + number * CELL, bucket.cells[number]) or code
+      for number, cell in pairs(bucket.cells) do
+        code = put('SETRANGE', bucket.key, D_HEAD + number * CELL, cell) or code
       end
       return code
     end
