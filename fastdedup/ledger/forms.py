@@ -66,20 +66,6 @@ class LedgerForm:
         switch_ms: the server's time from which ids are remembered by this form and no longer by the former one.
     """
 
-    __slots__ = (
-        "buckets",
-        "capacities",
-        "capacity",
-        "chunk",
-        "former",
-        "generation",
-        "planned",
-        "secret",
-        "switch_ms",
-        "width",
-        "window_ms",
-    )
-
     def __init__(
         self, *, capacity: int, width: int, window_ms: int, secret: bytes, planned: int | None = None
     ) -> None:

@@ -23,13 +23,10 @@ class Pace:
         skew_ms: milliseconds by which two nodes' clocks may differ, and by which an announcement may be late.
     """
 
-    __slots__ = ("announce_ms", "look_again", "rely_ms", "skew_ms")
-
-    def __init__(self) -> None:
-        self.look_again = 10.0
-        self.rely_ms = 30_000
-        self.announce_ms = 45_000
-        self.skew_ms = 7_000
+    look_again = 10.0
+    rely_ms = 30_000
+    announce_ms = 45_000
+    skew_ms = 7_000
 
 
 PACE: Final = Pace()
@@ -75,20 +72,6 @@ class LedgerView:
         until: by time.monotonic(), when the form is read again.
         is_told: the form comes from the store, and not from a policy.
     """
-
-    __slots__ = (
-        "_filling_from",
-        "addresses",
-        "form",
-        "former",
-        "is_told",
-        "now_ms",
-        "switched",
-        "terms",
-        "text",
-        "until",
-        "whole",
-    )
 
     def __init__(
         self,
