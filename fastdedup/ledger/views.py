@@ -44,8 +44,6 @@ class FormerView:
     `since`: when the last one was added at the latest, by time.monotonic().
     """
 
-    __slots__ = ("addresses", "form", "since", "terms")
-
     def __init__(self, wire: bytes, form: LedgerForm, switch_ms: int, since: float) -> None:
         self.form = form
         self.since = since

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import hiredis
@@ -56,6 +57,7 @@ _RETRY_WAIT = 1.0
 _UNCONFIRMED = tuple(verb for verb in Verb if not verb.row.confirmed)
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class ScriptCall:
     """The operations of one script call, and their answer.
 
@@ -64,21 +66,11 @@ class ScriptCall:
     `answer`: the replies, or the error of the server or the connection. `floor_us`: the floor that the call sent.
     """
 
-    __slots__ = ("answer", "declared", "floor_us", "ops", "places")
-
-    def __init__(
-        self,
-        ops: Sequence[Op],
-        places: Sequence[int] = (),
-        *,
-        declared: bool = True,
-        answer: Answer | None = None,
-    ) -> None:
-        self.ops = ops
-        self.places = places
-        self.declared = declared
-        self.floor_us = 0
-        self.answer = answer
+    ops: Sequence[Op]
+    places: Sequence[int] = ()
+    declared: bool = field(default=True, kw_only=True)
+    answer: Answer | None = field(default=None, kw_only=True)
+    floor_us: int = field(default=0, init=False)
 
 
 class RedisServer:
