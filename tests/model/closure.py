@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, Protocol
 
+from . import windows
 from .conversion import CALL, OTHER, WINDOW
-from .sides import NOW_MS, NOW_US, Case, Outcome, by_spec, image
+from .sides import NOW_MS, NOW_US, Case, Outcome, Step, by_spec, image
 from .spec import present
 from .windows import TICK, ClaimRemembered, CompleteRemembered, Entry, First, ForgetId, Place, Seen
 from .words import (
@@ -308,12 +309,20 @@ class Closure:
         width: of the digests of the ledger; 0 if there is none.
         every: by their names, the sides that execute each so many-th case only. The spec executes each of them.
         start: what stands at first.
+        step: what the sides must do.
     """
 
     def __init__(
-        self, alphabet: Alphabet, *, width: int = 0, every: Mapping[str, int] = ALL, start: Place = EMPTY
+        self,
+        alphabet: Alphabet,
+        *,
+        width: int = 0,
+        every: Mapping[str, int] = ALL,
+        start: Place = EMPTY,
+        step: Step = windows.step,
     ) -> None:
         self._alphabet = alphabet
+        self._step = step
         self._width = width
         self._every = every
         self.ways: dict[Place, tuple[Place, int, str] | None] = {start: None}
@@ -326,7 +335,7 @@ class Closure:
         while frontier:
             known = len(self.ways)
             for cases in self._batches(frontier):
-                told = [by_spec(case) for case in cases]
+                told = [by_spec(case, self._step) for case in cases]
                 expected = [
                     (image(first), reply, image(second), again) for first, reply, second, again in told
                 ]

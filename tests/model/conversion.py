@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from fastdedup import Outcome
+from fastdedup import Outcome, UnavailableError
 from fastdedup.kernel.codes import Code
 from fastdedup.kernel.operations import (
     AdoptOp,
@@ -258,6 +258,8 @@ def reply_of(answer: Any, now_us: int, wakes: bool) -> Reply:
             return Reply("OK", record=record_of(answer, spec.clock(now_us).end), wakes=wakes)
         case Code():
             return Reply(answer.name, wakes=wakes)
+        case UnavailableError():
+            return Reply("REFUSED", wakes=wakes)
     raise AssertionError(f"a store answered {answer!r}")
 
 

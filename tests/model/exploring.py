@@ -8,7 +8,7 @@ from itertools import combinations, product
 from . import scenarios, scenarios_of_gates, scenarios_of_outages, scenarios_of_uses, scenarios_said_anew
 from .cluster import CLUSTER_FATES, FORMS
 from .network import FATES
-from .sentinels import SENTINEL_FATES
+from .sentinels import SECOND_FATES, SENTINEL_FATES
 from .simulation import Outcome, Run, simulate
 
 assert {
@@ -110,3 +110,17 @@ def with_sentinels(scenario: str, every: int, *, thorough: bool = False) -> Iter
     for turn, (number, fate) in enumerate(product(range(packets), (*SENTINEL_FATES, *FATES))):
         if thorough or fate in SENTINEL_FATES or not turn % 3:
             yield from cancelled(run._replace(fates=((number, fate),)), 2 + turn % every, every)
+
+
+def failovers(scenario: str, every: int = 1) -> Iterator[Outcome]:
+    """Simulate two failovers: one at each packet, and a second one at each packet that follows.
+
+    `every`: only so many-th of these pairs.
+    """
+    run, turn = Run(scenario, sentinels=True), 0
+    for first in product(range(simulate(run).packets + FURTHER), SENTINEL_FATES):
+        packets = simulate(run._replace(fates=(first,))).packets + FURTHER
+        for second in product(range(first[0] + 1, packets), SECOND_FATES):
+            turn += 1
+            if turn % every == 0:
+                yield simulate(run._replace(fates=(first, second)))

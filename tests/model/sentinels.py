@@ -1,8 +1,9 @@
 """A simulated primary with a replica and three sentinels: the real `RedisStore` asks the sentinels for its primary.
 
 The two servers share one far end: what the primary has done is at the replica at once, but for a write that is
-forgotten. A former primary that does not know that it was replaced has a far end of its own from then on. Sentinels
-may tell of a failover late; the greater epoch counts.
+forgotten. A former primary that does not know that it was replaced has a far end of its own from then on, and one
+that takes over again may have only what it had when it was replaced. Sentinels may tell of a failover late; the
+greater epoch counts.
 """
 
 from __future__ import annotations
@@ -34,6 +35,10 @@ SENTINEL_FATES = {
     "forgotten": f"it takes effect and is answered, then its server goes down; {PROMOTED} s later the other one "
     "takes over, to which this write did not come",
 }
+SECOND_FATES = SENTINEL_FATES | {
+    "returned": "the same as ended, but the other one, which was the primary before, has nothing that came since",
+}
+"""Of a packet after a failover."""
 _SERVICE = "shop"
 _PORT = 6379
 _SENTINELS = ("sentinel0", "sentinel1", "sentinel2")
@@ -50,13 +55,16 @@ class SentinelNetwork(ServersNetwork):
         self._sentinels = [Server(host) for host in _SENTINELS]
         # Mutable: the primary and its replica; what each sentinel names, with its epoch.
         self.servers = [Server("server0"), Server("server1")]
-        self._named = dict.fromkeys(self._sentinels, (self.servers[0], 1))
+        self._epoch = 1
+        self._named = dict.fromkeys(self._sentinels, (self.servers[0], self._epoch))
         self._hearing: list[SimulatedTransport] = []
         """Who hears the sentinels' announcements."""
         self._announced = inf
-        """When they told of the failover."""
-        self._unaware: SpecFarEnd | None = None
-        """What the former primary has, if it does not know that it was replaced."""
+        """When they told of the last failover."""
+        self._former: SpecFarEnd | None = None
+        """What the former primary has by itself; None before the first failover."""
+        self._is_unaware = False
+        """The former primary does not know that it was replaced."""
 
     def store(self, name: str, timeout: float, loop: asyncio.AbstractEventLoop | None = None) -> Store:
         hosts = ",".join(_SENTINELS)
@@ -93,59 +101,55 @@ class SentinelNetwork(ServersNetwork):
     def _let_happen(
         self, transport: SimulatedTransport, packet: Packet, numbers: list[int], fate: str
     ) -> None:
-        if fate in SENTINEL_FATES:
+        if fate in SECOND_FATES:
             self._disturb(fate, server_of(transport))
             fate = ""
         super()._let_happen(transport, packet, numbers, fate)
 
     def _disturb(self, fate: str, server: Server) -> None:
-        if server is not self.servers[0]:
-            return  # there was a failover already
+        if server is not self.servers[0] or server.down:
+            return  # it was replaced already
         if fate in ("replaced", "unannounced", "parted"):
-            self.servers.reverse()
+            self._take_over(unaware=fate == "parted")
             if fate == "parted":
-                self._unaware = copy(self._spec())
-                self._unaware.kept, self._unaware.ids = dict(self._unaware.kept), dict(self._unaware.ids)
                 self._announce(self._sentinels[:1])
             self.loop.call_later(0 if fate == "replaced" else UNTOLD, self._announce, self._sentinels)
-        elif fate == "ended":
-            self._end(server)
+        elif fate == "forgotten":
+            self.loop.call_later(3 * LATENCY, self._end, server, copied(self._spec()))
         else:
-            copied = self._copy()
-            self.loop.call_later(3 * LATENCY, self._end, server, copied)
+            self._end(server, self._former if fate == "returned" else None)
 
-    def _end(self, server: Server, restore: Callable[[], None] | None = None) -> None:
-        self.take_down(server)
-        self.loop.call_later(PROMOTED, self._promote, server, restore)
+    def _end(self, server: Server, other: SpecFarEnd | None) -> None:
+        if server is self.servers[0] and not server.down:
+            self.take_down(server)
+            self.loop.call_later(PROMOTED, self._promote, server, other)
 
-    def _promote(self, server: Server, restore: Callable[[], None] | None) -> None:
-        if restore is not None:
-            restore()
-        self.servers.reverse()
+    def _promote(self, server: Server, other: SpecFarEnd | None) -> None:
+        """Let the replica take over. `other`: what it has, if that is not all that the primary had."""
+        present = self._spec()
+        self._take_over()
+        if other is not None:
+            if (present.kept, present.ids) != (other.kept, other.ids):
+                self._on_forgotten()
+            present.kept, present.ids = dict(other.kept), dict(other.ids)
         server.down = False
         self._announce(self._sentinels)
 
+    def _take_over(self, *, unaware: bool = False) -> None:
+        self.servers.reverse()
+        self._epoch += 1
+        self._announced = inf
+        self._former, self._is_unaware = copied(self._spec()), unaware
+
     def _announce(self, sentinels: Sequence[Server]) -> None:
         """Let sentinels name the present primary, and tell those that listen to them."""
-        self._named |= dict.fromkeys(sentinels, (self.servers[0], 2))
+        self._named |= dict.fromkeys(sentinels, (self.servers[0], self._epoch))
         self._announced = min(self.loop.time(), self._announced)
         parts = (b"message", b"+switch-master", _SERVICE.encode() + b" is elsewhere")
         news = b"*3\r\n" + b"".join(map(bulk, parts))
         for transport in self._hearing:
             if server_of(transport) in sentinels:
                 transport.answer_later(news)
-
-    def _copy(self) -> Callable[[], None]:
-        """Copy what the store has; return what brings it back to that."""
-        far_end = self._spec()
-        kept, ids = dict(far_end.kept), dict(far_end.ids)
-
-        def restore() -> None:
-            if (far_end.kept, far_end.ids) != (kept, ids):
-                self._on_forgotten()
-            far_end.kept, far_end.ids = kept, ids
-
-        return restore
 
     def _spec(self) -> SpecFarEnd:
         assert isinstance(self._far_end, SpecFarEnd)
@@ -154,12 +158,19 @@ class SentinelNetwork(ServersNetwork):
     def _answer(self, transport: SimulatedTransport, number: int) -> bytes:
         if server_of(transport) is self.servers[0]:
             return super()._answer(transport, number)
-        if self._unaware is None:
+        if self._former is None or not self._is_unaware:
             self.refused.add(number)
             return READONLY
         self._on_forgotten()
-        primary, self._far_end = self._far_end, self._unaware
+        primary, self._far_end = self._far_end, self._former
         try:
             return super()._answer(transport, number)
         finally:
             self._far_end = primary
+
+
+def copied(far_end: SpecFarEnd) -> SpecFarEnd:
+    """Return what has the same records now, and takes its own way from here."""
+    other = copy(far_end)
+    other.kept, other.ids = dict(far_end.kept), dict(far_end.ids)
+    return other

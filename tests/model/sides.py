@@ -16,6 +16,7 @@ import fakeredis
 import hiredis
 import pytest
 
+from fastdedup import LocalLRU, UnavailableError
 from fastdedup.kernel.operations import Op
 from fastdedup.stores import entry as memory
 from fastdedup.stores.memory import MemoryStore
@@ -54,6 +55,7 @@ BUCKET = b"ledgerklast"
 """Of the ledger, for a case whose key is `k`."""
 NAMES = (CALL, OTHER, windows.COMPLETED)
 """Of what remembers an id."""
+AWAY = UnavailableError("the store is away")
 
 
 def image(place: Place) -> Image:
@@ -74,12 +76,16 @@ def record_image(record: Record | None) -> RecordImage:
     return head + times + tail, record.expires
 
 
-def by_spec(case: Case) -> tuple[Place, Reply, Place, Reply]:
+Step = Callable[[Place, Any, int], tuple[Place, Reply]]
+"""Returns what stands after an operation, and the reply."""
+
+
+def by_spec(case: Case, step: Step = windows.step) -> tuple[Place, Reply, Place, Reply]:
     now_us = NOW_US + case.wait * 1000
-    first, reply = windows.step(case.place, case.operation, now_us)
+    first, reply = step(case.place, case.operation, now_us)
     if first == case.place:  # then the second step is the first one: it has the same arguments
         return first, reply, first, reply
-    return first, reply, *windows.step(first, case.operation, now_us)
+    return first, reply, *step(first, case.operation, now_us)
 
 
 def began(entry: Entry) -> int:
@@ -97,10 +103,13 @@ class MemorySide:
 
     def __init__(self) -> None:
         self._now_us = NOW_US
-        self._store = MemoryStore(clock=lambda: self._now_us / 1_000_000)
+        self._store = self._made(lambda: self._now_us / 1_000_000)
         self._store._offset = NOW_US % 1000  # so that it gives the same fences as the others
         self._woken: list[bytes | None] = []
         asyncio.run(self._store.listen(self._woken.append))
+
+    def _made(self, clock: Callable[[], float]) -> MemoryStore:
+        return MemoryStore(clock=clock)
 
     def run(self, cases: Sequence[Case], width: int) -> Iterable[Outcome]:
         for case in cases:
@@ -122,11 +131,38 @@ class MemorySide:
 
     def _apply(self, op: Op, width: int) -> tuple[Image, Reply]:
         self._woken.clear()
-        answer = self._store.apply(op)
+        answer = self._answer(op)
         found = self._store.entry(b"k")
         held = self._store.ledgers.held(BUCKET, bytes(width))
         shown = record_image(found and record_in(found)), held and held[1][: len(CALL)]
         return shown, reply_of(answer, self._now_us, bool(self._woken))
+
+    def _answer(self, op: Op) -> Any:
+        return self._store.apply(op)
+
+
+class PolicySide(MemorySide):
+    """LocalLRU in an outage, with a record that it has made: see `outage.py`. It has no ledger."""
+
+    name = "LocalLRU"
+
+    def _made(self, clock: Callable[[], float]) -> MemoryStore:
+        self._policy = LocalLRU(clock=clock)
+        return self._policy.records
+
+    def _put(self, place: Place, width: int) -> None:
+        super()._put(place, width)
+        self._policy._journal.strike(b"k")
+        if place.record is not None:
+            self._policy._journal.note(b"k", "k", None)
+
+    def _answer(self, op: Op) -> Any:
+        try:
+            answer = self._policy.answer(op, AWAY)
+        except UnavailableError as error:
+            return error if error is AWAY else self._answer(op)  # its record has just expired
+        assert getattr(answer, "degraded", True)
+        return answer
 
 
 class FarEndSide:

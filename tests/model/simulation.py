@@ -31,7 +31,7 @@ from .determinism import SteppingLoop, begin, pinned
 from .far_end import FarEnd, Packet, SpecFarEnd, describe
 from .network import FATES, LATE, Network
 from .promises import Promises
-from .sentinels import SENTINEL_FATES, UNTOLD, SentinelNetwork
+from .sentinels import SECOND_FATES, UNTOLD, SentinelNetwork
 from .servers import PROMOTED
 
 TIMEOUT = 0.25
@@ -46,9 +46,9 @@ BACK_AT_ONCE = 0.05
 """Seconds in which a call that was told nothing is taken back while all goes well."""
 BACK = {
     **dict.fromkeys(FATES, 2 * TIMEOUT),
-    **dict.fromkeys((*CLUSTER_FATES, *SENTINEL_FATES), 2 * TIMEOUT),
+    **dict.fromkeys((*CLUSTER_FATES, *SECOND_FATES), 2 * TIMEOUT),
     "outage": 2.0,  # until a probe is answered
-    **dict.fromkeys(("failed", "ended", "forgotten"), PROMOTED + 2.0),
+    **dict.fromkeys(("failed", "ended", "forgotten", "returned"), PROMOTED + 2.0),
     "unannounced": UNTOLD + 2.0,
     **dict.fromkeys(("hung", "copied"), LATE + 0.6),  # until the orphans are looked at again
 }

@@ -16,7 +16,7 @@ import pytest
 from fastdedup.stores import base
 
 from ..fixtures import fixture_with
-from . import spec, windows, words
+from . import outage, spec, windows, words
 from .closure import (
     ADOPTIONS,
     AHEAD,
@@ -26,6 +26,7 @@ from .closure import (
     ISSUER,
     KEEP,
     LEDGERS,
+    MACHINES,
     MOVES_ELSEWHERE,
     A,
     Alphabet,
@@ -33,7 +34,7 @@ from .closure import (
     Side,
     chosen,
 )
-from .sides import NOW_MS, Case, FakeSide, FarEndSide, MemorySide, Outcome, ServerSide
+from .sides import NOW_MS, Case, FakeSide, FarEndSide, MemorySide, Outcome, PolicySide, ServerSide
 from .windows import Place
 from .words import MAX_ATTEMPT, WORKING, Record
 
@@ -56,8 +57,12 @@ SCENES = {
     "a dense ledger": Scene(DENSE, 9, 9, 280),
 }
 """A smaller number: a place is no longer reached. A larger one, after a new line of the alphabet: write it here."""
+IN_AN_OUTAGE = {
+    "claims and tokens": Scene(CLAIMS, 0, 1604, 237_575),
+    "machines": Scene(MACHINES, 0, 17, 533),
+}
 
-SAMPLED = {"fakeredis": 53, "far end": 17}
+SAMPLED = {"fakeredis": 53, "far end": 17, "LocalLRU": 7}
 """Sides that execute each so many-th case: fakeredis takes ten times as long as a server, the far end is the spec."""
 if os.environ.get("MODEL_DEPTH") == "quick":
     SAMPLED |= {"memory": 7, "redis": 7}
@@ -99,6 +104,13 @@ def test_each_store_does_what_the_spec_does(name: str, made: dict[str, Callable[
     scene = SCENES[name]
     sides = [made[side]() for side in SIDES]
     closure = Closure(scene.alphabet, width=scene.width, every=SAMPLED).explore(*sides)
+    assert (len(closure.ways), closure.transitions) == (scene.places, scene.transitions)
+
+
+@pytest.mark.parametrize("name", IN_AN_OUTAGE)
+def test_the_policy_does_in_an_outage_what_a_store_does(name: str) -> None:
+    scene = IN_AN_OUTAGE[name]
+    closure = Closure(scene.alphabet, every=SAMPLED, step=outage.step).explore(PolicySide())
     assert (len(closure.ways), closure.transitions) == (scene.places, scene.transitions)
 
 

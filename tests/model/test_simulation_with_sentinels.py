@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from .exploring import with_sentinels
+from .exploring import failovers, with_sentinels
 from .test_simulation import NIGHTLY, accepted_in, pytestmark
 
 assert pytestmark
@@ -22,8 +22,20 @@ FEWEST = {
     "first": 140,
 }
 """Scenarios that are simulated here, and the least runs of each."""
+TWICE = {
+    "claim_and_complete": 13,
+    "redeem": 15,
+    "wait": 42,
+    "renew": 24,
+    "lock": 48,
+    "claim_many": 26,
+    "first": 26,
+}
+"""The same with two failovers."""
 EVERY = 1 if NIGHTLY else 60
 """The steps at which a client whose packets meet a fate is cancelled."""
+PAIRS = 1 if NIGHTLY else 23
+"""Every so many-th pair of failovers; no multiple of the number of fates, so that each fate has its turn."""
 
 
 @pytest.mark.timeout(8 * 3600 if NIGHTLY else 300)
@@ -31,3 +43,11 @@ EVERY = 1 if NIGHTLY else 60
 def test_the_promises_are_kept_in_a_failover(scenario: str) -> None:
     outcomes = with_sentinels(scenario, EVERY, thorough=NIGHTLY)
     assert set(accepted_in(scenario, outcomes, FEWEST[scenario])) == {"forgotten by a failover"}
+
+
+@pytest.mark.timeout(8 * 3600 if NIGHTLY else 300)
+@pytest.mark.parametrize("scenario", TWICE)
+def test_the_promises_are_kept_in_two_failovers(scenario: str) -> None:
+    """The second primary may end too, and the former one come back with what it had."""
+    outcomes = failovers(scenario, PAIRS)
+    assert set(accepted_in(scenario, outcomes, TWICE[scenario])) == {"forgotten by a failover"}

@@ -124,6 +124,12 @@ FALLBACK = {
     ],
     "fastdedup/fallback/local.py": [
         Mutant(
+            "A token that was used in an outage is forgotten while the store may still have it as issued.",
+            "if present is not None and present.token and present.expires < former.expires:",
+            "if False:",
+            test="tests/model/test_closure.py::test_the_policy_does_in_an_outage_what_a_store_does",
+        ),
+        Mutant(
             "Once the store is back it is asked for a key before it has that key's record.",
             "        if self.records.holds(wire) or line.forgotten:\n            return True\n",
             "        if self.records.holds(wire) or line.forgotten:\n            return False\n",
