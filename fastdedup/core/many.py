@@ -204,26 +204,16 @@ class ClaimList(Together):
         """Free the acquired claims of a caller that will not learn of them.
 
         If another call of the same named owner knows of a claim, that call must settle it.
+
+        `told`: the caller has got an error instead, so an owner with a chosen name does not keep its claims either.
         """
         becomes_orphan = self.gate.connection.becomes_orphan
         acquired = [claim for claim in claims if becomes_orphan(claim, claim.answer)]
         for part in parts_of(acquired):
             settlements = [Settlement(self.gate, claim, claim.answer) for claim in part]
             await asyncio.gather(
-                *[give_back(each, told=told) for each in settlements], return_exceptions=True
+                *[each.release_soon(asked=told) for each in settlements], return_exceptions=True
             )
-
-
-async def give_back(claim: Settlement, *, told: bool = False) -> None:
-    """Free an acquired claim whose caller will not learn of it.
-
-    No other call knows an owner that was generated for it. So if the store does not answer now, all that this owner
-    holds later is freed too: a late copy of the claim acquires the key with another fence.
-
-    `told`: its caller has got an error instead, so an owner with a chosen name does not keep this claim either.
-    """
-    asked = told and claim.op.named
-    await claim.release_soon(fence=claim.fence if asked else 0, asked=asked)
 
 
 def is_open(claim: ListedClaim) -> bool:

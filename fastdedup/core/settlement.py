@@ -471,10 +471,10 @@ class Settlement(HeldClaim):
         with contextlib.suppress(Exception):
             await asyncio.shield(settling)
 
-    async def release_soon(self, *, fence: int | None = None, asked: bool = False) -> None:
+    async def release_soon(self, *, asked: bool = False) -> None:
         """Release without a caller that could retry: if the store does not answer now, as soon as it does.
 
-        `fence`, `asked`: see `Orphans.add`; by default the claim's fence.
+        `asked`: see `Orphans.add`.
         """
         try:
             await self.release()
@@ -482,7 +482,7 @@ class Settlement(HeldClaim):
             raise  # it was done
         except Exception as error:
             if not is_answer(error):
-                self.gate.connection.orphans.add(self.op, self.fence if fence is None else fence, asked=asked)
+                self.gate.connection.orphans.add(self.op, self.fence, asked=asked)
             raise
 
 

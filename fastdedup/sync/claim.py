@@ -13,7 +13,6 @@ from .. import downstream
 from ..checks import Seconds, check_seconds
 from ..claim import Claim as AsyncClaim
 from ..core.calls import ClaimCall
-from ..core.many import give_back
 from ..errors import ClaimLostError, ConfigError, DedupError, UnavailableError, UsageError
 from ..model import Outcome
 from ..results.declared import R
@@ -429,7 +428,7 @@ def take_back(claim: AsyncClaim) -> None:
     # A claim that another call of the same named owner knows of is that call's to settle.
     settlement = claim.settlement
     if settlement.gate.connection.becomes_orphan(settlement.op, settlement.verdict):
-        settlement.gate.connection.keep(give_back(settlement))
+        settlement.gate.connection.keep(settlement.release_soon())
 
 
 def _take_back_what_is_left(settling: asyncio.Task[AsyncClaim]) -> None:

@@ -47,7 +47,7 @@ CLAIMS = {
         Mutant(
             "A release that the body's end asks for is forgotten if the store does not answer.",
             "            self.gate.connection.orphans.add("
-            "self.op, self.fence if fence is None else fence, asked=asked)\n            raise",
+            "self.op, self.fence, asked=asked)\n            raise",
             "            raise",
             "async_with",
         ),
@@ -150,12 +150,6 @@ CLAIMS = {
             "        self._done.cancel()  # no",
             "        # no",
             test="tests/regression/test_local_answers.py::test_a_list_that_fails_holds_nothing",
-        ),
-        Mutant(
-            "What a list gives back is known by its fence, and a late copy of it stays.",
-            "claim.fence if asked else 0, asked=asked)",
-            "claim.fence, asked=asked)",
-            "claim_many",
         ),
     ],
     "fastdedup/core/renewal.py": [
