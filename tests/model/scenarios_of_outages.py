@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from fastdedup import ClaimLostError, Outcome, UnavailableError
 
-from .scenarios import LOST, audited, claim_work_complete, settle
+from .scenarios import LOST, audited, claim_work_complete, settle, start_later
 from .simulation import LEASE, World, scenario
 
 
@@ -153,3 +153,11 @@ async def local_lru_goes_on(world: World) -> None:
             await settle(world, "owner", "k", claim, "owner")
 
     world.start("owner", owner())
+
+
+@scenario(local=True)
+async def local_lru_gives_way(world: World) -> None:
+    """A caller is cancelled, and another one gets the key here: what the first has left in the store gives way."""
+    audited(world, "k")
+    start_later(world, 0.004, lambda: claim_work_complete(world, "second", world.gate, "k", work=0.3))
+    await claim_work_complete(world, "main", world.gate, "k")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
-from fastdedup import ClaimLostError, DedupError, Outcome, UnavailableError
+from fastdedup import Claim, ClaimLostError, DedupError, Outcome, UnavailableError
 
 from .network import LATENCY
-from .scenarios import audited, claim_work_complete, settle, start_later
+from .scenarios import audited, claim_work_complete, patiently, settle, start_later
 from .simulation import LEASE, World, scenario
 
 
@@ -41,6 +42,15 @@ async def say_anew(world: World, how: str) -> None:
             effect.excused = isinstance(error, UnavailableError)
         else:
             effect.excused = how == "failed"
+            world.at_end(lambda: stays(world, claim, how))
+
+
+async def stays(world: World, claim: Claim, how: str) -> None:
+    """What was said last counts, whatever becomes of what was said before."""
+    if claim.settlement.settled != how:
+        world.promises.broke(
+            f"main is told that its claim is {how}, and then it is {claim.settlement.settled}"
+        )
 
 
 @scenario()
@@ -132,3 +142,19 @@ async def release_and_claim(world: World) -> None:
                 await claim.release()
             except UnavailableError:
                 holding.died = True  # it does not call again
+
+
+@scenario(gates=2)
+async def released_by_name(world: World) -> None:
+    """What one process frees, another one of the same name acquires anew: what is left of the release spares that."""
+
+    async def second() -> None:
+        claim = await world.gates[1].claim("k", owner="ann")
+        if claim.attempt > 1:
+            start_later(world, 1.0, claim.complete)
+        elif claim.acquired:  # it is the first one's own, which may still be released
+            with suppress(ClaimLostError):
+                await patiently(claim.complete)
+
+    start_later(world, 0.3, second)
+    await (await world.gate.claim("k", owner="ann")).release()

@@ -334,6 +334,8 @@ class World:
         self._log("event", repr(event))
         if isinstance(event, Conflict):
             self.promises.conflicts += 1
+            if len(self.gates) == 1:
+                self.promises.broke("a conflict is told, and there is no other process")
         if isinstance(event, Degraded) and self.is_resent and event.verb != Verb.FORGET:
             self.promises.broke("a packet whose connection broke was not sent again")
         if isinstance(event, Degraded) and self.is_moved:

@@ -21,6 +21,12 @@ CLAIMS = {
     ],
     "fastdedup/core/settlement.py": [
         Mutant(
+            "An outcome that a cancelled caller has left goes on beside the one that is said anew.",
+            "            recording.cancel()\n",
+            "            pass\n",
+            "failed_anew",
+        ),
+        Mutant(
             "A completion is not recorded if its caller is cancelled.",
             "self._go_on(_LOSS, lambda: self._finish(how, op, until, traces=False, alone=True))",
             "pass",
@@ -153,6 +159,12 @@ CLAIMS = {
         ),
     ],
     "fastdedup/core/renewal.py": [
+        Mutant(
+            "An outage loses a claim that is being settled, and stops its body.",
+            "return None if life.is_over else life.lose(outage=True)",
+            "return life.lose(outage=True)",
+            test="tests/unit/test_renewal.py::test_a_renewal_in_vain_loses_no_claim_that_is_settled",
+        ),
         Mutant(
             "A renewal without an answer loses the claim at once.",
             "if loop.time() >= ends:\n                return None",

@@ -121,6 +121,12 @@ ENGINE = {
 UNDO = {
     "fastdedup/core/orphans.py": [
         Mutant(
+            "What is freed later may be another acquisition of the same name.",
+            " or self.fence not in (0, found.fence):",
+            ":",
+            "released_by_name",
+        ),
+        Mutant(
             "A claim is not released if its caller was cancelled before the answer came.",
             "send(release).add_done_callback(partial(self._note_released, op, fence if told else 0))",
             "pass",

@@ -124,6 +124,12 @@ FALLBACK = {
     ],
     "fastdedup/fallback/local.py": [
         Mutant(
+            "The claim of a cancelled caller does not give way to one that was made here.",
+            "            line.got_no_reply(owner)\n\n    def took_back",
+            "            pass\n\n    def took_back",
+            "local_lru_gives_way",
+        ),
+        Mutant(
             "A token that was used in an outage is forgotten while the store may still have it as issued.",
             "if present is not None and present.token and present.expires < former.expires:",
             "if False:",

@@ -224,6 +224,23 @@ async def test_a_claim_that_is_settled_as_its_lease_ends_is_not_lost() -> None:
     assert not claim.lost.is_set()
 
 
+class Unanswered(HeldClaim):
+    """The store does not answer its renewals."""
+
+    async def renew(self) -> None:
+        await asyncio.Event().wait()
+
+
+@virtual
+@pytest.mark.parametrize("claim", [Unanswered(), HeldClaim(ClaimLostError("it is settled"))])
+async def test_a_renewal_in_vain_loses_no_claim_that_is_settled(claim: HeldClaim) -> None:
+    """Else an outage would cancel the body in the middle of its settling."""
+    loop = asyncio.get_running_loop()
+    claim.is_over = True
+    await keep_renewed(lambda: claim, loop, loop.time(), 3.0)
+    assert not claim.lost.is_set()
+
+
 async def test_a_lease_that_was_renewed_for_longer_by_hand_is_not_made_shorter() -> None:
     loop = asyncio.get_running_loop()
     claim, looked = HeldClaim(), asyncio.Event()
