@@ -23,7 +23,7 @@ from ...messages.decisions import Decision
 from ...messages.delivery import take_back_cancels
 from ...messages.handout import Handout
 from ...messages.settings import ConsumerSettings
-from .places import Places, ack_timeout, check_hold, patience, restore_origin
+from .places import Places, RefusedError, ack_timeout, check_hold, patience, restore_origin
 from .replies import LOST, reply
 
 KeyRule = Callable[[AbstractIncomingMessage], str | None]
@@ -267,7 +267,9 @@ class Consumer(BrokerConsumer[AbstractIncomingMessage, Job]):
         await self._places.bury(message, decision, self.name)
 
     def _is_lost(self, error: Exception) -> bool:
-        return True  # the places have tried again: the message goes back if this consumer ends
+        return not isinstance(
+            error, RefusedError
+        )  # its place is full; after any other error this consumer ends
 
     # Leaving
 

@@ -41,8 +41,6 @@ DEATHS: Final = ("x-death", "x-first-death-exchange", "x-first-death-queue", "x-
 _MANY: Final = 1_000_000_000
 """Deliveries of a dead letter: each look at it is one, and RabbitMQ 4.0 drops it from a quorum queue after 20."""
 _PERSISTENT: Final = 2
-_REFUSED_PAUSE: Final = 0.5
-"""Seconds until a place that has refused a message is asked again: it is full."""
 _OTHER_PROPERTIES: Final = 2200
 """The most bytes of a content header without its table of headers: eight texts of up to 256, and what frames them."""
 _FRAME: Final = 20
@@ -105,7 +103,7 @@ class Places:
         self.exchange = dead_letter or ""
         self.dead_letters = f"{queue.name}.dead" if dead_letter is None else queue.name
         self._declare = check_flag(declare, "declare")
-        self._refusals, self._losses, self._unfit = LogThrottle(), LogThrottle(), LogThrottle()
+        self._losses, self._unput = LogThrottle(), LogThrottle()
 
     async def open(self, queue: AbstractQueue) -> None:
         """Make the places, or check that they exist.
@@ -123,7 +121,8 @@ class Places:
     async def retry(self, message: AbstractIncomingMessage, decision: Decision, consumer: str) -> bool:
         """Put a copy of a message into its waiting queue; return once the broker has confirmed it.
 
-        False if the copy's headers would not fit: the handler needs those of the message, and fastdedup its own.
+        False if the queue is full, or if the copy's headers would not fit: the handler needs those of the message,
+        and fastdedup its own.
 
         Raises:
             ChannelInvalidStateError, ConnectionError: the channel was lost: the broker delivers the message again.
@@ -133,8 +132,8 @@ class Places:
         headers = _with_origin(retry_headers(headers, decision, consumer), message)
         try:
             await self._publish(message, "", self.retries, headers, message.expiration)
-        except HeadersTooLargeError as error:
-            if self._unfit.passes():
+        except (HeadersTooLargeError, RefusedError) as error:
+            if self._unput.passes():
                 log.warning(
                     "%s: it is held in %r, and not put there, until its next attempt", error, self.queue
                 )
@@ -161,18 +160,12 @@ class Places:
         headers: dict[str, Any],
         expiration: Any,
     ) -> None:
-        """Publish a copy, and again if its place refuses it."""
-        while True:
-            try:
-                return await publish_copy(message, exchange, routing_key, headers, expiration)
-            except RefusedError as refused:
-                if self._refusals.passes():
-                    log.warning("%s, and is asked again", refused)
-                await anyio.sleep(_REFUSED_PAUSE)
-            except LOST as error:  # the message is delivered again; if its copy was the cause, this repeats
-                if self._losses.passes():
-                    log.warning("the channel was lost as a copy was published for %r: %s", routing_key, error)
-                raise
+        try:
+            await publish_copy(message, exchange, routing_key, headers, expiration)
+        except LOST as error:  # the message is delivered again; if its copy was the cause, this repeats
+            if self._losses.passes():
+                log.warning("the channel was lost as a copy was published for %r: %s", routing_key, error)
+            raise
 
     def _kind(self) -> dict[str, Any]:
         return {_TYPE: self._arguments[_TYPE]} if _TYPE in self._arguments else {}
