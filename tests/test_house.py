@@ -174,7 +174,7 @@ MOST_IN_TESTS = 100
 
 # Calls of `sleep` in the files of tests, and in what they share: mostly pauses between two looks at a condition,
 # or programs whose work takes time. These numbers only shrink.
-SLEEPS = (59, 83)
+SLEEPS = (58, 83)
 
 # Documented by the standard library, in spite of their names.
 PUBLIC = {"_asdict", "_exit", "_fields", "_make", "_replace"}

@@ -115,18 +115,9 @@ async def test_a_failed_message_is_delivered_again_after_its_delay(make: Make) -
     ids=["pull", "push", "backoff"],
 )
 async def test_work_longer_than_the_ack_wait_is_not_delivered_again(
-    make: Make, pull: bool, waits: dict[str, Any]
+    make: Make, monkeypatch: pytest.MonkeyPatch, pull: bool, waits: dict[str, Any]
 ) -> None:
-    async with make() as lab:
-        lab.then = lambda: asyncio.sleep(2.5)
-        options = {} if pull else {"pull_sub": None, "max_workers": 1, "durable": None}
-        async with lab.open(config=ConsumerConfig(**waits), **options):
-            await lab.order(7)
-            await wait_until(lambda: lab.counts.first, description="it is done")
-        assert (lab.runs, lab.counts.delivered) == ([7], 1)
-
-
-async def test_signs_of_life_go_on_after_an_error(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The signs of life go on after an error of the first."""
     signs: list[str] = []
     in_progress = Msg.in_progress
 
@@ -138,10 +129,12 @@ async def test_signs_of_life_go_on_after_an_error(make: Make, monkeypatch: pytes
 
     monkeypatch.setattr(Msg, "in_progress", fails_first)
     async with make() as lab:
-        lab.then = lambda: wait_until(lambda: len(signs) > 1, description="another sign of life")
-        async with lab.open(config=ConsumerConfig(ack_wait=1.0)):
+        lab.then = lambda: wait_until(lambda: len(signs) == 7, description="two ack_waits are over")
+        options = {} if pull else {"pull_sub": None, "max_workers": 1, "durable": None}
+        async with lab.open(config=ConsumerConfig(**waits), **options):
             await lab.order(7)
-            await wait_until(lambda: lab.counts.first == 1, description="it is done")
+            await wait_until(lambda: lab.counts.first, description="it is done")
+        assert (lab.runs, lab.counts.delivered) == ([7], 1)
 
 
 async def test_a_dead_letter_without_a_place_is_terminated(make: Make) -> None:
