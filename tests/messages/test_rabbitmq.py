@@ -358,6 +358,20 @@ async def test_a_run_that_is_cancelled_as_it_stops_keeps_no_message(orders: Orde
 # Failures
 
 
+async def test_a_consumer_that_stops_in_an_outage_is_not_restored(open_orders: Open) -> None:
+    """aio-pika before 10.1 did: what the broker then sent stayed unacknowledged while the connection was open."""
+    async with open_orders(robust=True) as orders:
+        await orders.publish("6")
+        async with orders.consuming() as consumer:
+            await wait_until(lambda: consumer.counts.first, description="the broker delivers")
+            underlay = await orders.channel.get_underlay_channel()
+            await underlay.connection.close(ConnectionError("the network flaps"))
+        await orders.channel.declare_queue(orders.queue.name, passive=True)
+        await orders.publish("7", "8")
+        async with orders.consuming() as other:
+            await wait_until(lambda: other.counts.first == 2, description="another consumer has both")
+
+
 async def test_a_lost_connection_lets_work_end_and_skips_its_ack(redis_url: str) -> None:
     end = asyncio.Event()
     with RabbitServer() as broker:

@@ -278,6 +278,8 @@ class Consumer(BrokerConsumer[AbstractIncomingMessage, Job]):
         try:
             with suppress(*LOST):
                 if self._tag is not None:
+                    # aio-pika before 10.1 restores a robust queue's consumer if the broker does not confirm its end.
+                    getattr(self._queue, "_consumers", {}).pop(self._tag, None)
                     await reply(self._queue.cancel(self._tag))
                     self._tag = None  # not before: a call that was cut off is repeated
         finally:
