@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import inspect
-import logging
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -16,7 +15,7 @@ from ..checks import Seconds
 from ..errors import ConfigError, FailedError, InProgressError, error_text
 from ..extras import needs
 from ..messages.blocking import WAIT, Attempt, BlockingWay, check_gate
-from ..messages.decisions import Action, Decision
+from ..messages.decisions import Action, Decision, log
 from ..messages.headers import CONSUMER, KEY
 from ..messages.keys import of_arguments
 from ..messages.memory import check_memory, seconds_known
@@ -33,7 +32,6 @@ HELD: Final = "x-fastdedup-held"
 """How often a message was delayed by a twin at work or by an outage: such a delay spends no attempt."""
 _REDELIVERY_SECONDS: Final = {"redis": 3_600.0, "rediss": 3_600.0, "sentinel": 3_600.0, "sqs": 1_800.0}
 """Transports that deliver a message again without an ack, and the default seconds until they do."""
-log = logging.getLogger("fastdedup.messages")
 
 
 class DedupTask(Task):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import functools
 import inspect
-import logging
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,7 +20,7 @@ from ..downstream import enter, leave
 from ..errors import ConfigError
 from ..extras import needs
 from ..messages.blocking import WAIT, Attempt, BlockingWay, check_gate
-from ..messages.decisions import Action, Decision
+from ..messages.decisions import Action, Decision, log
 from ..messages.keys import of_arguments
 from ..messages.memory import check_broker, check_ledger, seconds_known
 from ..messages.rules import MessageRules
@@ -38,7 +37,6 @@ ATTEMPTS: Final = 25
 _HELD: Final = "fastdedup_held"
 _PACKED: Final = "fastdedup_base64"
 """The name of a result that an encoder of Dramatiq has encoded."""
-log = logging.getLogger("fastdedup.messages")
 
 
 class ActorOptionError(ConfigError, MiddlewareError):

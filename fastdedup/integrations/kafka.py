@@ -10,7 +10,6 @@ Main path: `Consumer.run` → `getmany` → `Deliveries.handle` → a commit up 
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from functools import partial
@@ -24,9 +23,9 @@ from ..errors import ConfigError
 from ..extras import needs
 from ..gateway import Dedup
 from ..messages.consumer import BrokerConsumer
-from ..messages.decisions import Decision
+from ..messages.decisions import Decision, log
 from ..messages.headers import ORIGIN
-from ..messages.keys import KeyRule, body_digest, place_in_log, text_of
+from ..messages.keys import KeyRule, body_digest, header, place_in_log
 from ..messages.partitions import Partition, PartitionJob
 from ..messages.room import Headers, Letter, lay
 from ..messages.rules import DeadLetterError
@@ -55,7 +54,6 @@ _TOPIC_DEADLINE: Final = 10.0
 _WORK_SHARE: Final = 0.5
 _COMMIT_SHARE: Final = 0.25
 """Parts of the group's rebalance timeout: until work on a revoked partition has ended, and is committed."""
-log = logging.getLogger("fastdedup.messages")
 
 __all__ = ["Consumer", "DeadLetterError", "body", "header", "offset"]
 
@@ -66,11 +64,6 @@ def offset(record: ConsumerRecord) -> str:
     A redelivery has the same. A message that its publisher sends again has others: then use `header`.
     """
     return place_in_log(record.topic, record.partition, record.offset, record.timestamp)
-
-
-def header(name: str) -> Callable[[ConsumerRecord], str | None]:
-    """Return a rule: the key is a header's value; the last one of several with this name."""
-    return lambda record: text_of(dict(record.headers).get(name))
 
 
 def body(record: ConsumerRecord) -> str:

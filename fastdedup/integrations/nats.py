@@ -10,7 +10,6 @@ Main path: `Consumer.run` → `fetch` → `Deliveries.handle` → ack, nak with 
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -31,7 +30,7 @@ from ..checks import check_place
 from ..errors import ConfigError
 from ..gateway import Dedup
 from ..messages.consumer import MessageJob
-from ..messages.decisions import Action, Decision
+from ..messages.decisions import Action, Decision, log
 from ..messages.headers import KEY, ORIGIN
 from ..messages.keys import KeyRule, body_digest, header, place_in_stream
 from ..messages.pulling import PullingConsumer
@@ -58,7 +57,6 @@ _LINE: Final = len(": \r\n")
 """Bytes around all headers of a message, and in each one."""
 _TOO_LARGE: Final = frozenset((10054, 10097))
 """JetStream's codes for a message that exceeds its stream's `max_msg_size`, and for headers of more than 64 kB."""
-log = logging.getLogger("fastdedup.messages")
 
 __all__ = ["Consumer", "DeadLetterError", "body", "header", "message_id", "sequence"]
 

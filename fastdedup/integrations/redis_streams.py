@@ -8,7 +8,6 @@ Main path: `Consumer.run` → XREADGROUP, XAUTOCLAIM → `Deliveries.handle` →
 
 from __future__ import annotations
 
-import logging
 import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,7 +30,7 @@ from ..checks import Seconds, check_place, milliseconds, wrong_type
 from ..errors import ConfigError
 from ..gateway import Dedup
 from ..messages.consumer import MessageJob
-from ..messages.decisions import Decision
+from ..messages.decisions import Decision, log
 from ..messages.headers import ORIGIN
 from ..messages.keys import KeyRule, text_of
 from ..messages.pulling import PullingConsumer
@@ -48,7 +47,6 @@ _BLOCK: Final = 0.5
 _PREFIX: Final = "fastdedup-"
 _LONG_GONE_MS: Final = 3_600_000
 _FAULTS: Final = (RedisError, RedisClusterException, OSError)
-log = logging.getLogger("fastdedup.messages")
 
 __all__ = ["Consumer", "DeadLetterError", "StreamEntry", "entry_id", "field"]
 

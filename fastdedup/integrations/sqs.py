@@ -9,7 +9,6 @@ Main path: `Consumer.run` → ReceiveMessage → `Deliveries.handle` → DeleteM
 from __future__ import annotations
 
 import json
-import logging
 import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -38,7 +37,7 @@ from ..errors import ConfigError
 from ..gateway import Dedup
 from ..keys import business_key
 from ..messages.consumer import MessageJob
-from ..messages.decisions import Action, Decision
+from ..messages.decisions import Action, Decision, log
 from ..messages.headers import KEY, ORIGIN
 from ..messages.key_turns import KeyTurns
 from ..messages.keys import KeyRule, body_digest, text_of
@@ -73,7 +72,6 @@ _AWAY_CODES: Final = ("InternalError", "InternalFailure", "OverLimit", "ServiceU
 """Parts of the codes of errors that end by themselves. OverLimit: too many messages of the queue are in hand."""
 _UNFIT: Final = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """The characters that SQS does not take in an attribute."""
-log = logging.getLogger("fastdedup.messages")
 
 __all__ = [
     "Consumer",

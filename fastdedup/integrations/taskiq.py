@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-import logging
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from typing import Any, Final, ParamSpec, TypeVar
@@ -21,7 +20,7 @@ from ..extras import needs
 from ..gateway import Dedup
 from ..ledger.client import Ledger
 from ..log_throttle import LogThrottle
-from ..messages.decisions import Action, Decision, Reason
+from ..messages.decisions import Action, Decision, Reason, log
 from ..messages.deliveries import Deliveries
 from ..messages.delivery import lay_nothing
 from ..messages.keys import of_arguments
@@ -37,7 +36,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 _LEAST_WAIT: Final = 0.1
 """Many taskiq brokers cannot delay a message, so only this wait keeps a twin from coming again at once."""
-log = logging.getLogger("fastdedup.messages")
 _current: ContextVar[TaskiqMessage | None] = ContextVar("fastdedup.taskiq", default=None)
 
 

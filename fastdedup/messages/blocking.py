@@ -6,7 +6,6 @@ without end, because other tasks need it: a message that meets an outage of `HOL
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -38,7 +37,7 @@ from ..sync.claiming import claim_now
 from ..sync.gateway import Dedup
 from ..sync.ledger import Ledger
 from ..sync.resolving import SyncCheck, asked
-from .decisions import Action, Decision, Reason
+from .decisions import Action, Decision, Reason, log
 from .failed_attempts import FailedAttempts
 from .gated import reopen
 from .memory import check_ledger
@@ -50,7 +49,6 @@ HOLD: Final = 5.0
 """Seconds to hold a delivery while the store does not answer. Each slot delays one message in that time, not all."""
 Record = Callable[[BaseException], Any]
 _LONGEST_OUTAGE_DELAY: Final = 5.0
-log = logging.getLogger("fastdedup.messages")
 
 
 def check_gate(dedup: Any) -> Dedup:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -32,7 +31,6 @@ from .settings import GRACE, ConsumerSettings, deliveries_of
 _GOODBYE: Final = 5.0
 """Seconds that a broker gets at least for a read under way, and for messages that go back, when its consumer ends."""
 _CANCELLED: Final = "a task of the consumer was cancelled, without a cancelled run() or a call of stop()"
-log = logging.getLogger("fastdedup.messages")
 T = TypeVar("T")
 Message = TypeVar("Message")
 JobT = TypeVar("JobT", bound="MessageJob[Any]")

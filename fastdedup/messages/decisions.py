@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
+
+log: Final = logging.getLogger("fastdedup.messages")
+"""The logger of consumers and tasks, with every broker."""
 
 
 class Action(StrEnum):

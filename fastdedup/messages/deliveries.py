@@ -12,7 +12,6 @@ What happens after a failure, by the part that failed:
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -25,16 +24,14 @@ from ..ledger.client import Ledger
 from ..log_throttle import LogThrottle
 from ..sql.bridge import Begin
 from ..sql.inbox import Inbox
-from .decisions import Action, Counts, Decision
+from .decisions import Action, Counts, Decision, log
 from .delivery import Delivery, Handler, Lay
 from .failed_attempts import FailedAttempts
 from .gated import GatedWay
-from .holding import Pauses
+from .holding import HeldMessage, Pauses
 from .in_inbox import InboxWay
 from .memory import check_ledger, check_memory, seconds_known
 from .rules import MessageRules
-
-log = logging.getLogger("fastdedup.messages")
 
 
 class Deliveries:
@@ -88,8 +85,7 @@ class Deliveries:
         self._pauses = Pauses(rules.consumer, self.counts, self._on_event)
         self._failed_attempts = FailedAttempts(rules, is_silent=not logs_attempts)
         self._unlaid = LogThrottle()
-        # Mutable: whether the consumer is paused because of its broker.
-        self._broker_away = False
+        self._broker_away = HeldMessage(self._pauses)
         # Mutable: the handler that was checked last.
         self._handler: Handler | None = None
         self._way: GatedWay | InboxWay
@@ -161,15 +157,11 @@ class Deliveries:
 
     def broker_is_away(self, reason: str) -> None:
         """Pause the consumer, because its broker does not answer. A second call changes nothing."""
-        if not self._broker_away:
-            self._broker_away = True
-            self._pauses.add(reason)
+        self._broker_away.begin(reason)
 
     def broker_is_back(self) -> None:
         """End what `broker_is_away` began, if it did."""
-        if self._broker_away:
-            self._broker_away = False
-            self._pauses.remove()
+        self._broker_away.end()
 
     def end(self) -> None:
         """End the consumer's pause, and log how many attempts failed without a log line of their own."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,14 +10,13 @@ from typing import Any, Final, TypeVar
 
 from ..claim import Claim
 from ..events import DeadLettered, OnEvent, emit
-from .decisions import Decision
+from .decisions import Decision, log
 
 Handler = Callable[..., Awaitable[Any]]
 """The user's function: `async def on_order(message)`, or `(transaction, message)` with an inbox."""
 Lay = Callable[[Decision], Awaitable[None]]
 """Publishes a message as a dead letter. Returns once the broker has confirmed it; an error settles nothing."""
 T = TypeVar("T")
-log = logging.getLogger("fastdedup.messages")
 
 
 class HandlerCancelled(Exception):

@@ -6,12 +6,12 @@ import logging
 
 from ..failures import place_of
 from ..log_throttle import LogThrottle
+from .decisions import log
 from .rules import MessageRules
 
 AT_ONCE = 5
 """Lines that a consumer may log in a minute; further failed attempts are only counted."""
 WINDOW = 60.0
-log = logging.getLogger("fastdedup.messages")
 
 
 class FailedAttempts:

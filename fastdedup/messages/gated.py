@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from contextlib import suppress
 from typing import Any
 
@@ -20,13 +19,11 @@ from ..kernel.records import Stored
 from ..ledger.client import Ledger
 from ..model import Outcome
 from ..results.declared import LostResult
-from .decisions import Action, Decision, Reason
+from .decisions import Action, Decision, Reason, log
 from .delivery import Delivery, is_failure
 from .failed_attempts import FailedAttempts
 from .holding import HeldMessage, Pauses
 from .rules import MessageRules, abandoned, may_be_done
-
-log = logging.getLogger("fastdedup.messages")
 
 
 class GatedWay:

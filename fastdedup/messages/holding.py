@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from time import monotonic
 from types import TracebackType
 
 from ..errors import describe_error
 from ..events import ConsumerPaused, ConsumerResumed, OnEvent, emit
-from .decisions import Counts
+from .decisions import Counts, log
 from .rules import pause_of_hold
-
-log = logging.getLogger("fastdedup.messages")
 
 
 class Pauses:
@@ -76,13 +73,17 @@ class HeldMessage:
     async def pause(self, error: BaseException) -> None:
         """Wait a moment for a store that does not answer."""
         self.count()
-        if not self._waits:
-            self._waits = True
-            self._pauses.add(describe_error(error))
+        self.begin(describe_error(error))
         await asyncio.sleep(pause_of_hold())
 
+    def begin(self, reason: str) -> None:
+        """Begin the wait, unless it has begun."""
+        if not self._waits:
+            self._waits = True
+            self._pauses.add(reason)
+
     def end(self) -> None:
-        """End the wait, because the store answers."""
+        """End the wait, if it has begun."""
         if self._waits:
             self._waits = False
             self._pauses.remove()

@@ -96,8 +96,8 @@ def place_in_stream(stream: str, sequence: int, time: datetime) -> str:
 
 
 def header(name: str) -> Callable[[Any], str | None]:
-    """Return a rule: the key is a header's value."""
-    return lambda message: text_of((message.headers or {}).get(name))
+    """Return a rule: the key is a header's value; the last one of several with this name."""
+    return lambda message: text_of(dict(message.headers or ()).get(name))
 
 
 def body(message: Any) -> str:

@@ -6,11 +6,10 @@ allows. The consumer would retry for ever to publish a dead letter that the brok
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from .decisions import Decision
+from .decisions import Decision, log
 from .headers import AGAIN, AT, ATTEMPTS, CONSUMER, ERROR, KEY, LEFT_OUT, ORIGIN, QUEUE, REASON
 from .headers import dead_letter_headers as headers_of
 from .keys import text_of
@@ -39,9 +38,6 @@ class Letter(NamedTuple):
     place: Mapping[str, str] = {}
     needed: Collection[str] = ()
     spare: Collection[str] = ()
-
-
-log = logging.getLogger("fastdedup.messages")
 
 
 async def lay(

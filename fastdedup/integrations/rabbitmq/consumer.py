@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import struct
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -19,7 +18,7 @@ from ...checks import check_count
 from ...errors import ConfigError
 from ...gateway import Dedup
 from ...messages.consumer import BrokerConsumer, MessageJob
-from ...messages.decisions import Decision
+from ...messages.decisions import Decision, log
 from ...messages.delivery import take_back_cancels
 from ...messages.handout import Handout
 from ...messages.settings import ConsumerSettings
@@ -34,7 +33,6 @@ _GOODBYE: Final = 5.0
 """Seconds to give messages back when the consumer ends. The broker also takes them back by itself."""
 _LOOK: Final = 1.0
 """Seconds between two looks whether the broker still delivers."""
-log = logging.getLogger("fastdedup.messages")
 
 _ACK: Final = struct.Struct(">BHIHHQBB")
 """A frame of AMQP 0-9-1: kind, channel, size, class, method, delivery tag, flags, end."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final, cast
@@ -18,7 +17,7 @@ from aiormq.exceptions import ChannelNotFoundEntity, ChannelPreconditionFailed, 
 from ...checks import Seconds, check_count, check_flag, check_place, milliseconds
 from ...errors import ConfigError, DedupError
 from ...log_throttle import LogThrottle
-from ...messages.decisions import Decision
+from ...messages.decisions import Decision, log
 from ...messages.headers import QUEUE, retry_headers
 from ...messages.room import Letter, lay
 from .replies import LOST, reply
@@ -49,7 +48,6 @@ _MADE_UP_ID: Final = 33
 """Bytes of the message id that aiormq invents."""
 _LOCKS: WeakKeyDictionary[AbstractChannel, dict[str, anyio.Lock]] = WeakKeyDictionary()
 """Held while a message of an id is published on a channel."""
-log = logging.getLogger("fastdedup.messages")
 
 
 class UnroutableError(ConfigError):
