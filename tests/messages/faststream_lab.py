@@ -215,7 +215,7 @@ class Cases:
                     raise TimeoutError("the broker does not take it")
                 await lay(*given, **more)
 
-            monkeypatch.setattr("fastdedup.integrations.faststream.guarded.lay", refuse_twice)
+            monkeypatch.setattr("fastdedup.integrations.faststream.processing.lay", refuse_twice)
             lab.then = give_up
             async with lab.open():
                 await lab.order(7)

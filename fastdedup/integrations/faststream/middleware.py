@@ -12,8 +12,8 @@ from ...gateway import Dedup
 from ...messages.decisions import Counts
 from ...messages.keys import KeyRule
 from ...messages.settings import MessageSettings
-from .guarded import Guarded
-from .processing import Processing
+from .brokers import broker_of
+from .processing import Guarded, Processing
 from .settings import GuardSettings
 
 
@@ -61,9 +61,7 @@ class DedupMiddleware:
 
     def __call__(self, msg: Any, /, *, context: Any) -> Processing:
         """Return what handles one message; FastStream calls it."""
-        return Processing(
-            msg, context=context, find=self.guarded, retry_delay=self._settings.rules.retry_delay
-        )
+        return Processing(msg, context=context, find=self.guarded, settings=self._settings)
 
     def lifespan(self, *brokers: Any) -> Callable[[], AbstractAsyncContextManager[None]]:
         """Return a lifespan for the application: it checks every subscriber, and opens the gate unless it is open.
@@ -106,7 +104,12 @@ class DedupMiddleware:
                     "put each on a router, with a DedupMiddleware and an inbox of its own"
                 )
             self._only_one(subscriber)
-            found = self._guarded[subscriber] = Guarded(subscriber, self._settings)
+            broker = broker_of(subscriber)
+            broker.check(subscriber, self._settings)
+            deliveries = self._settings.deliveries(broker.name_of(subscriber))
+            if patience := broker.redelivers_after(subscriber):
+                deliveries.check_memory(*patience)
+            found = self._guarded[subscriber] = Guarded(broker, deliveries)
         return found
 
     @property

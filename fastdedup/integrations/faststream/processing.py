@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import anyio
 from faststream import BaseMiddleware
@@ -13,20 +13,28 @@ from faststream.exceptions import AckMessage, RejectMessage, StopConsume
 from faststream.message.source_type import SourceType
 
 from ...errors import ConfigError, UsageError
-from ...messages.decisions import Action, Decision, Reason
+from ...messages.decisions import Action, Decision, Reason, log
+from ...messages.deliveries import Deliveries
 from ...messages.delivery import NoFailure
 from ...messages.headers import attempts_of, is_again
-from ...messages.rules import DeadLetterError
-from .guarded import Guarded
+from ...messages.room import Letter, lay
+from ...messages.rules import LAYING_PAUSE, DeadLetterError
+from .brokers import BrokerWay
 from .results import kept_if_possible, restored
-from .settings import TRANSACTION
+from .settings import TRANSACTION, GuardSettings
 
 CallNext = Callable[[Any], Awaitable[Any]]
-log = logging.getLogger("fastdedup.messages")
 
 
 class _Stop(NoFailure):
     """Carries `StopConsume` past the rules."""
+
+
+class Guarded(NamedTuple):
+    """One subscriber of FastStream, in the role of a consumer for the rules: its broker, and what decides."""
+
+    broker: BrokerWay
+    deliveries: Deliveries
 
 
 class Processing(BaseMiddleware):
@@ -39,15 +47,16 @@ class Processing(BaseMiddleware):
         msg: the broker's own message; None for a publication.
         context: FastStream's.
         find: returns the consumer of a subscriber; raises ConfigError if it cannot be guarded.
-        retry_delay: seconds until a message that is given back may come again.
+        settings: those of the middleware.
     """
 
     def __init__(
-        self, msg: Any, /, *, context: Any, find: Callable[[Any], Guarded], retry_delay: float
+        self, msg: Any, /, *, context: Any, find: Callable[[Any], Guarded], settings: GuardSettings
     ) -> None:
         super().__init__(msg, context=context)
         self._find = find
-        self._retry_delay = retry_delay
+        self._settings = settings
+        self._retry_delay = settings.rules.retry_delay
         # Mutable: the message, its subscriber, and what came of it; what the handler returned, if it ran in the last
         # attempt; is its result published.
         self._message: Any = None
@@ -94,7 +103,7 @@ class Processing(BaseMiddleware):
             return False
         if exc_val is None:
             if decision.action is not Action.RETRY:
-                await guarded.settle(message, self._subscriber, decision)
+                await self._settle(guarded, decision)
         elif isinstance(exc_val, Exception) and decision.action is Action.ACK:
             await self._unpublished(guarded, decision, exc_val)
         return False
@@ -118,39 +127,41 @@ class Processing(BaseMiddleware):
 
     async def _until_decided(self, guarded: Guarded, call_next: CallNext) -> Decision:
         """Try until the message is done, is a dead letter, or the broker delivers it again."""
-        msg, delay = self._message, self._retry_delay
-        publisher = self.context.get_local("broker") or self.context.get("broker")
-        consumer = guarded.deliveries.rules.consumer
-        failed, again = attempts_of(msg.headers, consumer), is_again(msg.headers)
+        msg, subscriber, deliveries = self._message, self._subscriber, guarded.deliveries
+        failed, again = attempts_of(msg.headers, deliveries.rules.consumer), is_again(msg.headers)
+
+        async def lay(decision: Decision) -> None:
+            await deliveries.lay_at_last(
+                partial(self._bury, guarded, decision),
+                self._pause,
+                # Another delivery begins anew.
+                lambda error: guarded.broker.is_lost(error) or not subscriber.running,
+            )
+
         while True:
             self._has_run = False
             try:
-                decision = await guarded.handle(
-                    msg,
-                    self._subscriber,
-                    self._handler(guarded, call_next),
-                    publisher,
-                    failed=failed,
-                    again=again,
+                decision = await deliveries.handle(
+                    msg, self._handler(call_next), lay, failed=failed, again=again
                 )
             except (ConfigError, UsageError):
                 raise
             except Exception as error:
-                if guarded.broker.delivers_again(self._subscriber):
+                if guarded.broker.delivers_again(subscriber):
                     raise
                 log.exception("a message is held, because its dead letter was not published: %s", error)
             else:
                 if decision.action is not Action.RETRY:
                     return decision
-                if await guarded.broker.retry(msg, self._subscriber, delay):
+                if await guarded.broker.retry(msg, subscriber, self._retry_delay):
                     return decision
                 failed = max(failed, decision.attempts)
-            await anyio.sleep(delay)
-            if not self._subscriber.running:  # it stops: another one gets the message
+            await self._pause()
+            if not subscriber.running:  # it stops: another one gets the message
                 await self._give_back(0.0)
                 return Decision(Action.RETRY, Reason.LOST)
 
-    def _handler(self, guarded: Guarded, call_next: CallNext) -> Callable[..., Awaitable[Any]]:
+    def _handler(self, call_next: CallNext) -> Callable[..., Awaitable[Any]]:
         """Return a handler that runs the rest of FastStream's way; it takes a message, or a transaction too."""
 
         async def handler(*given: Any) -> Any:
@@ -167,7 +178,7 @@ class Processing(BaseMiddleware):
                 raise DeadLetterError("the handler rejected the message") from error
             except StopConsume as error:
                 raise _Stop(error) from None
-            return kept_if_possible(self._result) if guarded.settings.keep_result else None
+            return kept_if_possible(self._result) if self._settings.keep_result else None
 
         return handler
 
@@ -177,7 +188,7 @@ class Processing(BaseMiddleware):
         if is_first and self._has_run:
             return self._result
         # The first, whose handler has not run: its result comes from `resolve=`.
-        is_known = is_first or (decision.reason is Reason.DUPLICATE and guarded.settings.keep_result)
+        is_known = is_first or (decision.reason is Reason.DUPLICATE and self._settings.keep_result)
         if is_known and decision.result is not None:
             return restored(decision.result)
         self._silent = True
@@ -185,7 +196,7 @@ class Processing(BaseMiddleware):
 
     async def _unpublished(self, guarded: Guarded, decision: Decision, error: Exception) -> None:
         """The work is done, and its result was not published."""
-        if guarded.settings.keep_result:
+        if self._settings.keep_result:
             await self._give_back(self._retry_delay)  # the duplicate publishes it
             return
         log.error(
@@ -195,7 +206,36 @@ class Processing(BaseMiddleware):
             decision.key,
             error,
         )
-        await guarded.settle(self._message, self._subscriber, decision)
+        await self._settle(guarded, decision)
+
+    async def _bury(self, guarded: Guarded, decision: Decision) -> None:
+        """Publish a dead letter, if the settings name a place for it."""
+        if (destination := self._settings.destination) is None:
+            return
+        publisher = self.context.get_local("broker") or self.context.get("broker")
+        await lay(
+            Letter(self._message.headers.items()),
+            decision,
+            guarded.deliveries.rules.consumer,
+            lambda some: guarded.broker.bury(
+                self._message, self._subscriber, publisher, destination, dict(some)
+            ),
+            guarded.broker.is_too_large,
+        )
+
+    async def _settle(self, guarded: Guarded, decision: Decision) -> None:
+        """Tell the broker. A dead letter that was published, or is discarded, is acknowledged; else it is refused."""
+        if decision.action is Action.DEAD_LETTER and self._settings.dead_letter is None:
+            await self._message.reject()
+        else:
+            await guarded.broker.ack(self._message, self._subscriber)
+
+    async def _pause(self) -> None:
+        """Wait before another try; for a moment only if the subscriber stops."""
+        ends = anyio.current_time() + self._retry_delay
+        await anyio.sleep(LAYING_PAUSE)
+        while self._subscriber.running and anyio.current_time() < ends:  # noqa: ASYNC110 -- there is no notice
+            await anyio.sleep(LAYING_PAUSE)
 
     async def _give_back(self, pause: float) -> None:
         """Let the broker deliver the message again, not at once."""

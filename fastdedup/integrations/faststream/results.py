@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from base64 import b64decode, b64encode
 from typing import Any
 
@@ -12,11 +11,11 @@ from pydantic_core import to_jsonable_python
 from ...admin.resolving import Check, answer_of, check_resolve
 from ...admin.takeover import Resolution, Resolved, Takeover
 from ...checks import with_article
+from ...messages.decisions import log
 
 _BODY = "body"
 _BYTES = "bytes"
 _HEADERS = "headers"
-log = logging.getLogger("fastdedup.messages")
 
 
 def kept(result: Any) -> dict[str, Any]:
