@@ -7,6 +7,7 @@ to the application's exception handlers alone. Here these handlers tell the reco
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from inspect import isawaitable
 from traceback import walk_tb
 from typing import Any
@@ -73,7 +74,8 @@ class _Telling:
 
         recorder, work = connection.scope.get(RECORDER), connection.scope.get(WORK)
         if work is not None:
-            await work.roll_back(error)
+            with suppress(Exception):  # in the words of `begin`, which come too late
+                await work.roll_back(error)
         elif recorder is not None and not recorder.committed and before_endpoint(error):
             recorder.undone = not recorder.rule.keep_unreached
         if self._is_async:

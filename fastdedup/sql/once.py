@@ -269,7 +269,6 @@ class Transactions:
                 with claimed_work(wire, holder):
                     return await self._attempt(opened, key)
             except Exception as error:
-                error, opened.translation = opened.translation or error, None  # else it refers to this frame
                 # MariaDB ends the whole transaction, also if this one is nested: then the outer one is run again.
                 # Django only notes it, so here the second run learns it.
                 if isinstance(error, AbortedError) and attempt > 1 and not self.has_begun:
@@ -277,7 +276,7 @@ class Transactions:
                         "the database has ended the transaction around this one: run the whole of it again"
                     ) from error
                 if not is_retryable(error) or opened.rollback_failed:
-                    raise error
+                    raise
                 pause = self.rules.pause(attempt, error)
             await self._bridge.pause(pause)
 
@@ -297,8 +296,10 @@ class Transactions:
                     raise unknown.error
                 raise
             except BaseException as error:
-                await opened.roll_back(error)
-                self.is_lost = opened.lost_connection and isinstance(error, Exception)
+                try:
+                    await opened.roll_back(error)
+                finally:
+                    self.is_lost = opened.lost_connection and isinstance(error, Exception)
                 raise
         assert answer is not None
         return answer

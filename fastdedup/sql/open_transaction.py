@@ -173,8 +173,6 @@ class OpenTransaction:
         """True if it was rolled back after its connection was lost."""
         self.rollback_failed = False
         """True if the rollback had an error of its own: a transaction around this one may have ended with it."""
-        self.translation: Exception | None = None
-        """The error that the block has raised from the work's: `begin` may tell it in the application's words."""
 
     @property
     def is_open(self) -> bool:
@@ -194,7 +192,7 @@ class OpenTransaction:
             try:
                 return await (self._enter_without_row() if key is None else self.enter(key, mark))
             except Exception as error:
-                if not is_retryable(error) or attempt >= self._rules.attempts:
+                if not is_retryable(error) or self.rollback_failed or attempt >= self._rules.attempts:
                     raise
             await self._bridge.pause(pause_after(attempt))
 
@@ -303,6 +301,9 @@ class OpenTransaction:
         """Roll the transaction back if it is open, because of an error of the work or without one.
 
         An error of the rollback is only logged: the database rolls back what is not committed.
+
+        Raises:
+            Exception: the error that the block raises from this one: `begin` tells it in the application's words.
         """
         block, self._block = self._block, None
         if block is not None:
@@ -335,7 +336,9 @@ class OpenTransaction:
             await self._bridge.exit(block, cause)
         except Exception as failed:
             if failed.__cause__ is cause:
-                self.translation = failed
+                # Else it would hide a cancellation, or the response of a handler that raised no error.
+                if isinstance(cause, Exception) and not isinstance(cause, RolledBackError):
+                    raise
             elif failed is not cause:
                 self.rollback_failed = True
                 log.debug("a transaction was not rolled back by its connection", exc_info=failed)

@@ -6,12 +6,13 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fastapi import Request
+from fastapi import HTTPException, Request
 from fastapi.responses import JSONResponse, Response
-from sqlalchemy import text
+from sqlalchemy import event, text
 from sqlalchemy.exc import IntegrityError
 from starlette.background import BackgroundTask
 from starlette.middleware import Middleware
@@ -20,13 +21,14 @@ from starlette.middleware.base import BaseHTTPMiddleware
 from fastdedup import ConfigError
 from fastdedup.integrations.fastapi import Commits, Committed, everyone
 from fastdedup.model import State
-from fastdedup.sql import Inbox
+from fastdedup.sql import Inbox, RetryTransaction
 from fastdedup.web.inspection import forget_request, get_request
 
 from ..gated_inbox.times import WEEK
 from ..integrations.desk import client, enveloping, problem
 from .bank import PAID, Bank, answer_errors, answering
 from .conftest import Open
+from .test_starlette import starlette_of
 
 
 async def forget(bank: Bank, key: str) -> None:
@@ -342,6 +344,53 @@ async def test_a_begin_that_only_logs_errors_rolls_back(bank: Bank) -> None:
     bank.act = answering(RuntimeError("boom"))
     assert (await bank.pay("k", path="/other")).status_code == 500
     assert await bank.effects() == []
+
+
+@pytest.mark.parametrize("framework", ["fastapi", "starlette"])
+async def test_begin_may_tell_the_works_error_in_its_words(bank: Bank, framework: str) -> None:
+    """The error that `begin` raises from the work's is the answer, like that of any other context manager."""
+    sessions = bank.sessions
+
+    @asynccontextmanager
+    async def begin() -> AsyncIterator[Any]:
+        try:
+            async with sessions.begin() as session:
+                yield session
+        except Exception as error:
+            raise HTTPException(418, "in other words") from error
+
+    bank.use(begin)
+    bank.sessions = SimpleNamespace(begin=begin)
+    app, path = (bank.app, "/other") if framework == "fastapi" else (starlette_of(bank), "/payments/1")
+    async with client(app, x_account="ann") as http:
+        answer = await http.post(path, json={"note": "refused"}, headers={"idempotency-key": "k"})
+        assert (answer.status_code, "in other words" in answer.text) == (418, True)
+        bank.act = answering(JSONResponse({}, 503))
+        assert (
+            await http.post(path, json={"note": "n"}, headers={"idempotency-key": "k"})
+        ).status_code == 503
+
+
+async def test_a_transaction_that_was_not_rolled_back_is_the_last(bank: Bank) -> None:
+    """One around it may have ended with it, so another run could commit half of the work."""
+    begun = []
+
+    def deadlock(*_: Any) -> None:
+        raise RetryTransaction("a deadlock")
+
+    @asynccontextmanager
+    async def begin() -> AsyncIterator[Any]:
+        begun.append(1)
+        async with bank.sessions.begin() as session:
+            event.listen(session.bind.sync_engine, "before_cursor_execute", deadlock)
+            try:
+                yield session
+            except RetryTransaction:
+                raise RuntimeError("the rollback has failed") from None
+
+    bank.use(begin)
+    problem(await bank.pay("k", path="/other"), "database-unavailable", 503)
+    assert begun == [1]
 
 
 def test_begin_is_asked_for() -> None:

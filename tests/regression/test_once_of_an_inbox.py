@@ -139,6 +139,26 @@ def test_begin_may_raise_an_error_of_its_own_from_the_works(told: type[Exception
         assert runs == ["order-1"] * 2
 
 
+def test_an_error_of_begin_hides_no_interrupt() -> None:
+    inbox = SyncInbox("billing", keep=60.0)
+    with inbox_database(inbox) as connection:
+
+        @contextmanager
+        def begin() -> Iterator[Any]:
+            try:
+                with connection:
+                    yield connection
+            except BaseException as error:
+                raise LookupError("in other words") from error
+
+        @inbox.once(lambda transaction, order: order, begin=begin)
+        def work(transaction: Any, order: str) -> None:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            work("order-1")
+
+
 # `Inbox.once` told that begin= does not commit and the work was rolled back, but it was committed without
 # its row. The work had deleted its message's row, and returned None, on SQLite or MariaDB. So each delivery
 # did it again.

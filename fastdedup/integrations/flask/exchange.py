@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import partial
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
@@ -91,7 +92,8 @@ class FlaskExchange(WsgiExchange):
             try:
                 response = _ended(self.committing, *held[0], source)
             except Exception as error:
-                drive(self.committing.roll_back(error))
+                with suppress(Exception):  # in the words of `begin`, which come too late
+                    drive(self.committing.roll_back(error))
                 log.exception("%s: nothing was committed", environ.get("PATH_INFO", ""))
                 response = _FAILED
             body = send(start_response, response)

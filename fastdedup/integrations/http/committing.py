@@ -25,6 +25,7 @@ from ...errors import ConfigError, MismatchError, ResultError, ResultTooLargeErr
 from ...keys import Fingerprint
 from ...sql.any_inbox import AnyInbox
 from ...sql.drivers.base import is_connection_lost, is_of_database, is_outage, is_retryable
+from ...sql.faults import layers
 from ...sql.once import UNHEARD, AtGate
 from ...sql.open_transaction import ATTEMPTS, CommitUnknown, OnceRules, OpenTransaction
 from ...web.answers import Settling, is_cut_short, replay, settling_of, storable
@@ -203,11 +204,10 @@ class CommittedWork:
         name, mark = (None, None) if self._named is None else self._named
         try:
             answer = await self._steps.begin(self.transaction.begin(name, mark))
-        except MismatchError:
-            self._undo()
-            return respond(MISMATCH, docs=self._docs)
         except Exception as error:
             self._undo()
+            if any(isinstance(each, MismatchError) for each in layers(error)):
+                return respond(MISMATCH, docs=self._docs)
             if not (is_retryable(error) or is_outage(error)):
                 raise
             return self._unavailable(error)
@@ -236,8 +236,17 @@ class CommittedWork:
         await self._steps.go_on(self.transaction.flush())
 
     async def raised(self, error: BaseException) -> Response | None:
-        """Roll back because of the handler's error. Return a response if only the database is to blame for it."""
-        await self.roll_back(error)
+        """Roll back because of the handler's error. Return a response if only the database is to blame for it.
+
+        Raises:
+            Exception: the error in the words of `begin`; see `OpenTransaction.roll_back`.
+        """
+        try:
+            await self.roll_back(error)
+        except Exception as told:
+            if not (is_of_database(told) and self._is_to_blame(told)):
+                raise
+            return self._unavailable(told)
         if not isinstance(error, Exception) or not is_of_database(error):
             return None
         return self._unavailable(error) if self._is_to_blame(error) else None

@@ -135,11 +135,15 @@ def is_connection_lost(error: BaseException) -> bool:
 
 def is_outage(error: BaseException) -> bool:
     """True if an error of the beginning of a transaction means that the database does not answer."""
-    if isinstance(error, ClosedConnectionError):  # the database has ended it since BEGIN
+    if _is_closed(error):  # the database has ended it since BEGIN
         return True
     if fault_of(error) is not DatabaseFault.UNKNOWN or isinstance(error, DedupError):
         return False
     return any(isinstance(each, OSError) for each in layers(error)) or _is_one_of(_OUTAGE_NAMES, error)
+
+
+def _is_closed(error: BaseException) -> bool:
+    return any(isinstance(each, ClosedConnectionError) for each in layers(error))
 
 
 def _is_one_of(names: frozenset[str], error: BaseException) -> bool:
