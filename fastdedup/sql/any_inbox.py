@@ -115,8 +115,11 @@ class AnyInbox(Generic[B]):
             )
         return begin
 
-    def storing(self, codec: Codec, max_result: int) -> Self:
-        """Return an inbox of the same rows, and of the same figures, that encodes results in another way."""
+    def storing(self, codec: Codec, max_result: int, limit: str) -> Self:
+        """Return an inbox of the same rows, and of the same figures, that encodes results in another way.
+
+        `limit`: the setting that `max_result` comes from, for errors.
+        """
         rules, table = self._rules, self.table
         other = type(self)(
             rules.name,
@@ -127,7 +130,7 @@ class AnyInbox(Generic[B]):
             codec=codec,
             max_result=max_result,
         )
-        other.rules.received = rules.received
+        other.rules.received, other.rules.limit = rules.received, limit
         return other
 
     # The flows of `Inbox`'s methods

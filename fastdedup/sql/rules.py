@@ -157,6 +157,8 @@ class InboxRules(TableRules):
         super().__init__(TableName(table, schema), check_seconds(keep, "keep"))
         self.codec = check_codec(JSONCodec() if codec is None else codec)
         self.max_result = check_count(max_result, "max_result")
+        self.limit = f"max_result={max_result}"
+        """The setting that it comes from, for errors."""
         self.decorated = DecoratedFunctions()
         self._keys = Keyspace(name, Kind.CLAIM, readable=MAX_KEY_BYTES)
         self.received: Counter[str] = Counter()
@@ -196,7 +198,7 @@ class InboxRules(TableRules):
             if self.max_result > most:
                 raise ConfigError(
                     f"the column result of {self.table_name} is {kind}, which holds {most} bytes, and "
-                    f"max_result={self.max_result} allows more: give the column a longer type, or lower max_result="
+                    f"{self.limit} allows more: give the column a longer type, or lower that setting"
                 )
 
     def receive(

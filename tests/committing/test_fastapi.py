@@ -302,7 +302,10 @@ async def test_a_client_that_leaves_commits_all_or_nothing(
 
 @pytest.mark.parametrize(
     ("size", "headers", "reason"),
-    [(1001, {}, "more than the 1000 bytes"), (0, {"x-large": "x" * 70_000}, "bytes")],
+    [
+        (1001, {}, "more than the 1000 bytes"),
+        (0, {"x-large": "x" * 70_000}, "its headers have more than 65536"),
+    ],
 )
 async def test_a_response_that_cannot_be_stored_is_named_in_the_log(
     open_here: Open, size: int, headers: dict[str, str], reason: str, caplog: pytest.LogCaptureFixture

@@ -20,6 +20,7 @@ from sqlalchemy.dialects import mysql, postgresql
 from fastdedup import ConfigError
 from fastdedup.sql.dialects import TableName, dialect_of
 from fastdedup.sql.tables import inbox_table
+from fastdedup.web.response import ResponseCodec
 
 from ..databases import MariaServer
 from ..fixtures import async_fixture
@@ -105,6 +106,9 @@ async def test_a_limit_of_results_above_the_columns_own_is_told(
             assert (await party.receive(party.inbox(table=table, max_result=most), key)).first
             with pytest.raises(ConfigError, match=rf"{table} is mediumblob, which holds {most} bytes"):
                 await party.receive(party.inbox(table=table, max_result=most + 1), key)
+            endpoint = party.inbox(table=table).storing(ResponseCodec(), most + 1, "max_response=1")
+            with pytest.raises(ConfigError, match=r"and max_response=1 allows more"):
+                await party.receive(endpoint, key)
         party.place.sql(f"ALTER TABLE {table} MODIFY result LONGBLOB")
         async with party.transaction():
             assert not (await party.receive(party.inbox(table=table, max_result=most + 1), key)).first

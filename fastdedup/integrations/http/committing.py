@@ -116,7 +116,9 @@ class RouteCommits:
     ) -> None:
         self.claims = claims
         self.begin = inbox.beginning(begin)
-        self.inbox = inbox.storing(ResponseCodec(), claims.rule.max_response + HEAD_ROOM)
+        most: int = claims.rule.max_response
+        limit = f"max_response={most} (with {HEAD_ROOM} bytes for the headers)"
+        self.inbox = inbox.storing(ResponseCodec(), most + HEAD_ROOM, limit)
         self.rules = OnceRules(self.inbox.rules, CallRules(str), gate, 0.0, "wait", ATTEMPTS)
         self.at_gate = at_gate(self.rules)
 
@@ -255,8 +257,8 @@ class CommittedWork:
         """Commit with the response, or roll back if the rule does not keep it. Return the response to send.
 
         Raises:
-            ResultError, ResultTooLargeError: the response cannot be stored, so nothing was committed.
-            Exception: any other error of `keep=`, or of the COMMIT, that means that nothing was committed.
+            ResultError: the response cannot be stored, so nothing was committed.
+            Exception: any other error of `keep=`, of `begin=` or of the COMMIT: nothing was committed.
         """
         recorder = self._recorder
         if not self.transaction.is_open:  # the handler has raised an error, and this is the answer to it
@@ -289,8 +291,8 @@ class CommittedWork:
         except Exception as error:
             if self._is_to_blame(error):
                 return self._unavailable(error)
-            if isinstance(error, ResultError | ResultTooLargeError):
-                self._warn(error)
+            if isinstance(error, ResultTooLargeError):
+                raise await self.refuse(f"its headers have more than {HEAD_ROOM} bytes")
             raise
         if recorder is not None:
             recorder.committed, recorder.undone = True, False
@@ -303,7 +305,7 @@ class CommittedWork:
             f"the response cannot be stored in the transaction of its work ({why}), so nothing was committed: "
             "return a response that fits, or use Claimed(), whose response may be a stream"
         )
-        self._warn(error)
+        log.error("%s: %s", self._path, error)
         return error
 
     async def roll_back(self, error: BaseException | None = None) -> None:
@@ -330,9 +332,6 @@ class CommittedWork:
     def _unavailable(self, error: Exception) -> Response:
         log.error("%s: the database does not answer, or ends transactions", self._path, exc_info=error)
         return respond(DATABASE_UNAVAILABLE, docs=self._docs, retry_after=self.rule.retry_after)
-
-    def _warn(self, error: Exception) -> None:
-        log.error("%s: %s", self._path, error)
 
 
 def _is_lost(claim: Claim) -> bool:

@@ -88,7 +88,7 @@ class ResponseStage:
         """Take a message from the application.
 
         Raises:
-            ResultError, ResultTooLargeError: the response cannot be stored, so nothing was committed.
+            ResultError: the response cannot be stored, so nothing was committed.
             NotSent: another response was sent in its place: nothing was committed, or that is unknown.
         """
         kind = message["type"]
