@@ -177,6 +177,37 @@ async def test_an_inner_function_whose_deadlock_ends_all_lets_the_outer_one_run_
         assert done(party.place, key) == [f"inner {key}", f"outer {key}"]
 
 
+async def test_an_inner_async_function_whose_deadlock_ends_all_lets_the_outer_one_run_again(
+    of: Callable[[str], Any], key: str
+) -> None:
+    async with of("async session aiomysql")() as party:
+
+        @asynccontextmanager
+        async def nested() -> AsyncIterator[Any]:
+            async with party.raw.begin_nested():
+                yield party.raw
+
+        runs = []
+
+        @party.inbox(begin=nested).once(lambda transaction, key: f"inner {key}")
+        async def inner(transaction: Any, key: str) -> None:
+            runs.append("inner")
+            if len(runs) == 2:  # as the database does
+                await party.send_sql("ROLLBACK")
+                raise RetryTransaction("a deadlock")
+            await party.work(f"inner {key}")
+
+        @party.inbox(begin=party.begin).once(lambda transaction, key: key)
+        async def outer(transaction: Any, key: str) -> None:
+            runs.append("outer")
+            await party.work(f"outer {key}")
+            await inner(key)
+
+        await outer(key)
+        assert runs == ["outer", "inner"] * 2
+        assert done(party.place, key) == [f"inner {key}", f"outer {key}"]
+
+
 async def test_a_caught_error_behind_a_gate_is_told_truly(postgres_place: Place, key: str) -> None:
     """As the first call of a function this was told to be a `begin=` that does not commit."""
     engine = async_engine_of(postgres_place.database.urls["asyncpg"])
