@@ -24,11 +24,11 @@ from ..errors import (
 )
 from ..gateway import Dedup
 from ..model import Outcome
-from ..sql.bridge import AWAITING, Begin
+from ..sql.bridge import Begin
 from ..sql.drivers.base import ClosedConnectionError, is_outage
 from ..sql.inbox import Inbox
 from ..sql.once import MENDING, RENEWED, UNHEARD, Transactions, bypassed, wait_at
-from ..sql.open_transaction import ATTEMPTS, CommitUnknown, OnceRules
+from ..sql.open_transaction import CommitUnknown, OnceRules
 from .decisions import Action, Decision, Reason
 from .delivery import Delivery, is_failure
 from .failed_attempts import FailedAttempts
@@ -59,10 +59,9 @@ class InboxWay:
         self._rules = rules
         self._dedup = dedup
         self._inbox = inbox
-        self._begin = begin
         self._pauses = pauses
         self._failed_attempts = failed_attempts
-        self._once = OnceRules(inbox.rules, CallRules(rules.key_of), None, 0.0, "wait", ATTEMPTS)
+        self._once = OnceRules(inbox, begin, CallRules(rules.key_of))
         # Mutable, until the first message: the options of its claim.
         self._options = RENEWED.but(lease=rules.lease)
 
@@ -146,9 +145,7 @@ class InboxWay:
                 not_kept(self._rules, error)
                 return None
 
-        transactions = Transactions(
-            AWAITING, self._inbox.receive, self._once, self._begin, work, delivery.mark
-        )
+        transactions = Transactions(self._once, work, delivery.mark)
         refused: Exception | None = None
         was_lost = False
         with HeldMessage(self._pauses) as hold:

@@ -133,9 +133,8 @@ class Inbox(AnyInbox[Begin]):
             any error of the driver: if it comes from the COMMIT, it is unknown whether that took effect. Deliver the
                 message again: `receive` knows.
         """
-        beginning = self.beginning(begin)
-        rules = OnceRules(self._rules, CallRules(key, fingerprint, name), gate, wait, busy, attempts)
-        return once(self.receive_flow, rules, beginning)
+        calls = CallRules(key, fingerprint, name)
+        return once(OnceRules(self, begin, calls, gate, wait, busy, attempts))
 
     async def purge(
         self,

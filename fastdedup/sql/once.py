@@ -38,11 +38,10 @@ from ..events import GateBypassed
 from ..gateway import Dedup
 from ..keys import Fingerprint
 from ..results.declared import Results
-from .bridge import AWAITING, Begin, InboxBridge
 from .drivers.base import is_retryable
 from .faults import AbortedError
 from .local_calls import Answer, CallEnd, LocalCalls, TaskEnd, count_wait
-from .open_transaction import CommitUnknown, OnceRules, OpenTransaction, Receive, is_committed_perhaps
+from .open_transaction import CommitUnknown, OnceRules, OpenTransaction, is_committed_perhaps
 from .receipt import RowAnswer
 from .rules import InboxRules
 from .signatures import OnceFunction, arguments_before, hide_transaction
@@ -71,7 +70,7 @@ def bypassed(dedup: Dedup, rules: InboxRules, error: DedupError) -> None:
 
 
 def once(
-    receive: Receive, rules: OnceRules, begin: Begin
+    rules: OnceRules,
 ) -> Callable[
     [Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]], OnceFunction[P, Coroutine[Any, Any, T]]
 ]:
@@ -85,30 +84,45 @@ def once(
         check_decorated(function)
         if not inspect.iscoroutinefunction(function):
             raise ConfigError(f"{function!r} is not async: use once() of fastdedup.sync.sql.Inbox")
-        key_and_mark = rules.calls.of(function)
-        results = rules.results_of(function)
-
-        call: Callable[..., Coroutine[Any, Any, T]] = function
-        before = arguments_before(function)
-        gate = None if rules.gate is None else AtGate(rules)
+        call = calls_of(function, function, rules, AtGate)
 
         @functools.wraps(function)
         async def wrapper(*args: Any, **kwargs: Any) -> T:
-            async def work(transaction: Any) -> Any:
-                return results.kept(await call(*args[:before], transaction, *args[before:], **kwargs))
-
-            if not results.are_known:
-                results.prepare()
-            key, mark = key_and_mark((*args[:before], None, *args[before:]), kwargs)
-            transactions = Transactions(AWAITING, receive, rules, begin, work, mark, results.typed)
-            answer = await Once(transactions, gate).run(key)
-            result: T = answer()
+            result: T = await call(args, kwargs)
             return result
 
-        hide_transaction(wrapper, before)
+        hide_transaction(wrapper)
         return wrapper  # type: ignore[return-value] # a function, whose signature the protocol describes
 
     return decorate
+
+
+def calls_of(
+    function: Callable[..., Any],
+    do: Callable[..., Coroutine[Any, Any, Any]],
+    rules: OnceRules,
+    at_gate: Callable[[OnceRules], AtGate],
+) -> Callable[[tuple[Any, ...], dict[str, Any]], Coroutine[Any, Any, Any]]:
+    """Return the flow of a decorated function's calls, by their arguments without the transaction.
+
+    `do` calls the function; it suspends only in async code. `at_gate`: the steps at this kind of gate.
+    """
+    key_and_mark = rules.calls.of(function)
+    results = rules.results_of(function)
+    before = arguments_before(function)
+    gate = None if rules.gate is None else at_gate(rules)
+
+    async def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        async def work(transaction: Any) -> Any:
+            return results.kept(await do(*args[:before], transaction, *args[before:], **kwargs))
+
+        if not results.are_known:
+            results.prepare()
+        key, mark = key_and_mark((*args[:before], None, *args[before:]), kwargs)
+        transactions = Transactions(rules, work, mark, results.typed)
+        return (await Once(transactions, gate).run(key))()
+
+    return call
 
 
 class AtGate:
@@ -209,30 +223,17 @@ class Transactions:
     """The transactions of one call: if the database ends one for the sake of another, it is run again.
 
     Args:
-        bridge: the bridge of the calling code.
-        receive: the flow of `Inbox.receive`.
         rules: the decorated function's.
-        begin: begins a transaction.
         work: does the work in a transaction.
         mark: the call's fingerprint.
         typed: see `Results.typed`.
     """
 
     def __init__(
-        self,
-        bridge: InboxBridge,
-        receive: Receive,
-        rules: OnceRules,
-        begin: Any,
-        work: Work,
-        mark: Fingerprint | None,
-        typed: Results | None = None,
+        self, rules: OnceRules, work: Work, mark: Fingerprint | None, typed: Results | None = None
     ) -> None:
         self.typed = typed
-        self._bridge = bridge
-        self._receive = receive
         self.rules = rules
-        self._begin = begin
         self._work = work
         self.mark = mark
         # Mutable.
@@ -261,10 +262,10 @@ class Transactions:
             any other error of the work or of the database: the transaction is rolled back.
         """
         attempt = 0
-        holder = None if self._bridge.is_async else self
+        holder = None if self.rules.bridge.is_async else self
         while True:
             attempt += 1
-            opened = OpenTransaction(self._bridge, self._receive, self._begin, self.rules, self.typed)
+            opened = OpenTransaction(self.rules, self.typed)
             try:
                 with claimed_work(wire, holder):
                     return await self._attempt(opened, key)
@@ -278,7 +279,7 @@ class Transactions:
                 if not is_retryable(error) or opened.rollback_failed:
                     raise
                 pause = self.rules.pause(attempt, error)
-            await self._bridge.pause(pause)
+            await self.rules.bridge.pause(pause)
 
     async def _attempt(self, opened: OpenTransaction, key: str) -> RowAnswer:
         """Run one transaction."""

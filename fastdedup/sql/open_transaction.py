@@ -7,7 +7,7 @@ The order is `enter`, which receives the row; the work; then `commit`, which kee
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
@@ -19,18 +19,17 @@ from ..kernel.keyspace import Keyspace, Kind
 from ..keys import Fingerprint
 from ..model import Outcome
 from ..results.declared import Results
-from .bridge import InboxBridge, driver_over, within
+from .any_inbox import AnyInbox
+from .bridge import driver_over, within
 from .dialects import fault_of
 from .dialects.base import Flow, Statement
 from .drivers import Driver
 from .drivers.base import flush, is_retryable, run
 from .faults import DatabaseFault
 from .receipt import AnyReceipt, RowAnswer
-from .rules import Busy, InboxRules, check_busy
+from .rules import Busy, check_busy
 
 log = logging.getLogger("fastdedup.sql")
-Receive = Callable[..., Coroutine[Any, Any, AnyReceipt]]
-"""The flow of `Inbox.receive`."""
 ATTEMPTS: Final = 5
 """Transactions of one call by default."""
 _BACKOFF = Backoff(0.01, 1.0, growth=2.0, steady=0.0)
@@ -39,18 +38,31 @@ _ANCHOR: Final = "fastdedup_request"
 
 
 class OnceRules:
-    """The settings of one decorated function, checked once, and the decisions that need no I/O."""
+    """The settings of one use of an inbox, checked once, and the decisions that need no I/O.
+
+    Args:
+        inbox: the inbox.
+        begin: begins a transaction; by default the inbox's.
+        calls: the rules for the arguments of a call.
+        gate: the gate before the inbox, or None.
+        wait, busy, attempts: see `Inbox.once`.
+
+    Raises:
+        ConfigError: one of them cannot be used, or there is no `begin`.
+    """
 
     def __init__(
         self,
-        inbox: InboxRules,
+        inbox: AnyInbox[Any],
+        begin: Any,
         calls: CallRules,
-        gate: Any,
-        wait: Seconds | None,
-        busy: Busy,
-        attempts: int,
+        gate: Any = None,
+        wait: Seconds | None = 0.0,
+        busy: Busy = "wait",
+        attempts: int = ATTEMPTS,
     ) -> None:
-        self.inbox = inbox
+        self.begin = inbox.beginning(begin)
+        self.bridge, self.receive, self.inbox = inbox.bridge, inbox.receive_flow, inbox.rules
         self.calls = calls
         self.gate = gate
         self.wait = check_wait(wait)
@@ -140,24 +152,12 @@ class OpenTransaction:
     """One transaction, and the row that it has received. Its methods are flows; see `fastdedup.flows`.
 
     Args:
-        bridge: the bridge of the calling code.
-        receive: the flow of `Inbox.receive`.
-        begin: begins a transaction; see `Begin` and `SyncBegin`.
         rules: the rules of the inbox's use, with the gate.
         typed: see `Results.typed`.
     """
 
-    def __init__(
-        self,
-        bridge: InboxBridge,
-        receive: Receive,
-        begin: Any,
-        rules: OnceRules,
-        typed: Results | None = None,
-    ) -> None:
-        self._bridge = bridge
-        self._receive = receive
-        self._begin = begin
+    def __init__(self, rules: OnceRules, typed: Results | None = None) -> None:
+        self._bridge = rules.bridge
         self._rules = rules
         self._typed = typed
         self._key = ""
@@ -211,9 +211,7 @@ class OpenTransaction:
         rules = self._rules
         await self._open()
         try:
-            receipt: AnyReceipt = await self._receive(
-                self.transaction, key, fingerprint=mark, busy=rules.busy
-            )
+            receipt: AnyReceipt = await rules.receive(self.transaction, key, mark, rules.busy)
             self._driver = receipt.driver
             rules.check_outermost(receipt.driver)
             if receipt.first:
@@ -242,7 +240,7 @@ class OpenTransaction:
             raise
 
     async def _open(self) -> None:
-        block = self._begin()
+        block = self._rules.begin()
         self.transaction = await self._bridge.enter(block)
         self._block = block
 
@@ -315,12 +313,13 @@ class OpenTransaction:
         Raises:
             ConfigError: it does not.
         """
+        rules = self._rules
 
         async def look(transaction: Any) -> None:
-            self._rules.prove((await self._receive(transaction, self._key, busy="skip")).outcome)
+            rules.prove((await rules.receive(transaction, self._key, busy="skip")).outcome)
 
         try:
-            await within(self._bridge, self._begin, look)
+            await within(self._bridge, rules.begin, look)
         except ConfigError:
             raise
         except Exception:  # noqa: BLE001 -- the work is committed, so its caller gets no other error

@@ -30,8 +30,9 @@ def arguments_before(function: Callable[..., Any]) -> int:
     return 1 if next(iter(inspect.signature(function).parameters), "") in ("self", "cls") else 0
 
 
-def hide_transaction(wrapper: Any, before: int) -> None:
-    """Give a wrapper the signature of its calls. `before`: the number of arguments before the transaction."""
+def hide_transaction(wrapper: Any) -> None:
+    """Give a wrapper the signature of its calls."""
+    before = arguments_before(wrapper)
     signature = inspect.signature(wrapper)
     parameters = list(signature.parameters.values())
     if len(parameters) > before and parameters[before].kind is not inspect.Parameter.VAR_POSITIONAL:

@@ -22,12 +22,12 @@ from ..sql.bridge import BLOCKING
 from ..sql.bridge import SyncBegin as Begin
 from ..sql.dialects.base import Figures
 from ..sql.local_calls import ThreadEnd, count_wait
-from ..sql.once import MENDING, AtGate, Once, Settle, Transactions, bypassed, claim_at
+from ..sql.once import MENDING, AtGate, Settle, bypassed, calls_of, claim_at
 from ..sql.open_transaction import ATTEMPTS, OnceRules
 from ..sql.purge import figures_of, purge
 from ..sql.receipt import AnyReceipt
 from ..sql.rules import Busy
-from ..sql.signatures import OnceFunction, arguments_before, hide_transaction
+from ..sql.signatures import OnceFunction, hide_transaction
 from .claim import Claim, take_back
 from .gateway import Dedup
 from .once import check_blocking, check_done
@@ -85,36 +85,26 @@ class Inbox(AnyInbox[Begin]):
         attempts: int = ATTEMPTS,
     ) -> Callable[[Callable[Concatenate[Any, P], T]], OnceFunction[P, T]]:
         """Decorate `def work(transaction, …)` to be done once for each key; see `fastdedup.sql.Inbox.once`."""
-        beginning = self.beginning(begin)
+        rules = OnceRules(self, begin, CallRules(key, fingerprint, name), gate, wait, busy, attempts)
         if gate is not None:
             check_dedup(gate, Dedup, "once(gate=…)")
-        rules = OnceRules(self._rules, CallRules(key, fingerprint, name), gate, wait, busy, attempts)
 
         def decorate(function: Callable[Concatenate[Any, P], T]) -> OnceFunction[P, T]:
             check_blocking(function, "once() of fastdedup.sql.Inbox")
-            key_and_mark = rules.calls.of(function)
-            results = rules.results_of(function)
-            call: Callable[..., T] = function
-            before = arguments_before(function)
-            at_gate = None if rules.gate is None else BlockedGate(rules)
+
+            async def do(*args: Any, **kwargs: Any) -> Any:
+                result = function(*args, **kwargs)
+                check_done(function, result)
+                return result
+
+            call = calls_of(function, do, rules, BlockedGate)
 
             @functools.wraps(function)
             def wrapper(*args: Any, **kwargs: Any) -> T:
-                async def work(transaction: Any) -> Any:
-                    result = call(*args[:before], transaction, *args[before:], **kwargs)
-                    check_done(function, result)
-                    return results.kept(result)
-
-                if not results.are_known:
-                    results.prepare()
-                key, mark = key_and_mark((*args[:before], None, *args[before:]), kwargs)
-                transactions = Transactions(
-                    BLOCKING, self.receive_flow, rules, beginning, work, mark, results.typed
-                )
-                result: T = drive(Once(transactions, at_gate).run(key))()
+                result: T = drive(call(args, kwargs))
                 return result
 
-            hide_transaction(wrapper, before)
+            hide_transaction(wrapper)
             return wrapper  # type: ignore[return-value] # a function, whose signature the protocol describes
 
         return decorate

@@ -174,7 +174,7 @@ async def test_the_last_attempts_error_is_raised(party: Party, key: str, pauses:
 
 
 def test_pauses_differ_and_grow(monkeypatch: pytest.MonkeyPatch, of: Of) -> None:
-    rules = OnceRules(None, CallRules(str), None, 0, "wait", 100)  # type: ignore[arg-type]
+    rules = OnceRules(SyncInbox("tests", keep=WEEK), list, CallRules(str), attempts=100)
     longest = [max(rules.pause(attempt, RetryTransaction()) for _ in range(200)) for attempt in (1, 3, 5, 50)]
     assert longest == sorted(longest)
     assert longest[-1] <= 1.0

@@ -27,7 +27,7 @@ from ...sql.any_inbox import AnyInbox
 from ...sql.drivers.base import is_connection_lost, is_of_database, is_outage, is_retryable
 from ...sql.faults import layers
 from ...sql.once import UNHEARD, AtGate
-from ...sql.open_transaction import ATTEMPTS, CommitUnknown, OnceRules, OpenTransaction
+from ...sql.open_transaction import CommitUnknown, OnceRules, OpenTransaction
 from ...web.answers import Settling, is_cut_short, replay, settling_of, storable
 from ...web.problems import MISMATCH, ProblemType, respond
 from ...web.recorder import Recorder
@@ -115,11 +115,10 @@ class RouteCommits:
         at_gate: Callable[[OnceRules], AtGate] = AtGate,
     ) -> None:
         self.claims = claims
-        self.begin = inbox.beginning(begin)
         most: int = claims.rule.max_response
         limit = f"max_response={most} (with {HEAD_ROOM} bytes for the headers)"
         self.inbox = inbox.storing(ResponseCodec(), most + HEAD_ROOM, limit)
-        self.rules = OnceRules(self.inbox.rules, CallRules(str), gate, 0.0, "wait", ATTEMPTS)
+        self.rules = OnceRules(self.inbox, begin, CallRules(str), gate)
         self.at_gate = at_gate(self.rules)
 
 
@@ -157,8 +156,7 @@ class CommittedWork:
 
     def __init__(self, route: RouteCommits, docs: str | None, path: str, method: str, steps: Steps) -> None:
         self.rule = route.claims.rule
-        inbox = route.inbox
-        self.transaction = OpenTransaction(inbox.bridge, inbox.receive_flow, route.begin, route.rules)
+        self.transaction = OpenTransaction(route.rules)
         self._route = route
         self._docs = docs
         self._path = path
