@@ -16,6 +16,7 @@ from ..claim import Claim
 from ..errors import ConfigError
 from ..extras import needs
 from ..gateway import Dedup
+from ..web.admit import is_held
 from ..web.fingerprints import json_fingerprint
 from ..web.request import by_header, by_host, everyone
 from ..web.response import own_reason
@@ -126,7 +127,7 @@ class AiohttpRequest:
             "aiohttp": request,
             _REQUEST: self,
         }
-        if CLAIM in request:  # by `setup` of an outer application
+        if is_held(request.get(CLAIM)):  # by `setup` of an outer application
             self.scope[SCOPE_CLAIM] = request[CLAIM]
 
     async def receive(self) -> Message:

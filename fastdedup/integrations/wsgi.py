@@ -12,7 +12,7 @@ from ..errors import ConfigError
 from ..flows import drive
 from ..keys import Fingerprint
 from ..sync import Claim, Dedup
-from ..web.admit import admit
+from ..web.admit import admit, is_held
 from ..web.fingerprints import json_fingerprint
 from ..web.policy import PublishedPolicy, docs_at
 from ..web.request import Named, Request, by_header, by_host, everyone
@@ -62,7 +62,7 @@ class WsgiClaims(BackgroundClaims):
         fields = [] if field is None else [field.encode("latin-1", "backslashreplace")]
 
         async def claim(key: str) -> Claim | None:
-            if claim_of(environ) is not None:  # by an outer middleware
+            if is_claimed(environ):  # by an outer middleware
                 return None
             named = self.identify(environ, read, key)
             return await (self.claim(*named) if make is None else make(key, named))
@@ -150,6 +150,12 @@ class IdempotencyMiddleware:
         exchange = WsgiExchange(start_response)
         exchange.hold(environ, got, claims.rule, docs)
         return exchange.run(self.app, environ)
+
+
+def is_claimed(environ: WSGIEnvironment) -> bool:
+    """Return whether a request is under a claim; see `is_held`."""
+    claim = claim_of(environ)
+    return claim is not None and is_held(claim.asynchronous)
 
 
 def claim_of(environ: WSGIEnvironment) -> Claim | None:

@@ -7,6 +7,10 @@ from typing import Annotated, Any
 
 import flask
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+from django.http import HttpResponse
+from django.test import RequestFactory, override_settings
 from fastapi import FastAPI, Header
 from flask.views import MethodView
 from starlette.applications import Starlette
@@ -14,13 +18,15 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route as Path
 
 from fastdedup import Claim, ConfigError, Dedup, UnavailableError, fingerprint
-from fastdedup.integrations import asgi, wsgi
+from fastdedup.integrations import aiohttp, asgi, wsgi
+from fastdedup.integrations.django import IdempotencyMiddleware as DjangoMiddleware
 from fastdedup.integrations.fastapi import Claimed, Idempotency, OneTimeToken, everyone
 from fastdedup.integrations.flask import FastDedup
 from fastdedup.integrations.flask import idempotent as flask_guard
 from fastdedup.integrations.http.exchange import AsgiExchange
 from fastdedup.sync import Dedup as SyncDedup
 
+from ..integrations import django_project as django_project  # sets Django up
 from ..integrations.desk import behind, client
 
 
@@ -228,3 +234,80 @@ def test_an_outage_that_a_wsgi_handler_without_a_key_meets_is_its_own() -> None:
         environ = flask.Flask("x").test_request_context("/orders", method="POST").request.environ
         with pytest.raises(UnavailableError, match="own store"):
             middleware(environ, lambda status, headers, exc_info=None: lambda data: None)
+
+
+# A middleware that tried a request again after an error ran it the second time without a claim: it was marked as
+# claimed, by the claim that the first run had given back. Its response was not stored, so a duplicate ran as well.
+
+
+class Runs(list[str]):
+    """What a handler does: the first run fails."""
+
+    def answer(self) -> str:
+        self.append("run")
+        if len(self) == 1:
+            raise ConnectionError("a deadlock")
+        return f"run {len(self)}"
+
+
+KEYED = {"Idempotency-Key": "k"}
+
+
+@pytest.mark.parametrize("guard", ["middleware", "decorator"])
+def test_a_request_that_wsgi_middleware_tries_again_is_claimed_again(guard: str) -> None:
+    runs, shop = Runs(), flask.Flask("shop")
+    shop.testing = True
+    with SyncDedup("memory://") as dedup:
+        FastDedup(shop, dedup)
+        decorate: Any = flask_guard(principal=lambda _: "ann") if guard == "decorator" else lambda view: view
+        shop.post("/orders")(decorate(runs.answer))
+        app: Any = shop.wsgi_app
+        if guard == "middleware":
+            app = wsgi.IdempotencyMiddleware(app, dedup, principal=wsgi.everyone)
+
+        def again(environ: Any, start: Any) -> Any:
+            try:
+                return app(environ, start)
+            except ConnectionError:
+                return app(environ, start)
+
+        shop.wsgi_app = again  # type: ignore[method-assign]
+        first, second = (shop.test_client().post("/orders", headers=KEYED) for _ in range(2))
+    assert [first.data, second.data, second.headers["idempotency-replayed"]] == [b"run 2"] * 2 + ["true"]
+
+
+def test_a_request_that_django_middleware_tries_again_is_claimed_again() -> None:
+    runs = Runs()
+
+    def view(request: Any) -> HttpResponse:
+        try:
+            return HttpResponse(runs.answer())
+        except ConnectionError:
+            return HttpResponse(status=500)  # as Django makes of each error
+
+    with override_settings(FASTDEDUP={"url": "memory://"}, FASTDEDUP_HTTP={"principal": lambda _: "ann"}):
+        app = DjangoMiddleware(view)
+        request, duplicate = (RequestFactory().post("/orders", headers=KEYED) for _ in range(2))
+        assert app(request).status_code == 500
+        assert [app(one).content for one in (request, duplicate)] == [b"run 2"] * 2
+
+
+async def test_a_request_that_aiohttp_middleware_tries_again_is_claimed_again() -> None:
+    runs = Runs()
+
+    @web.middleware
+    async def again(request: web.Request, handler: Any) -> Any:
+        try:
+            return await handler(request)
+        except ConnectionError:
+            return await handler(request)
+
+    async def order(request: web.Request) -> web.Response:
+        return web.Response(text=runs.answer())
+
+    app = web.Application(middlewares=[again])
+    app.router.add_post("/orders", order)
+    aiohttp.setup(app, Dedup("memory://"), principal=aiohttp.everyone)
+    async with TestClient(TestServer(app)) as visitor:
+        answers = [await visitor.post("/orders", headers=KEYED) for _ in range(2)]
+        assert [await answer.text() for answer in answers] == ["run 2"] * 2

@@ -23,6 +23,7 @@ from django.utils.datastructures import ImmutableList
 from django.utils.translation import get_language
 
 from ...errors import ConfigError
+from ...web.admit import is_held
 from ...web.forms import contents
 from ...web.recorder import Recorder
 from ...web.request import Request, RequestTooLarge, normal_host
@@ -68,7 +69,8 @@ def _host_of(request: HttpRequest) -> str:
 
 def is_claimed_outside(request: HttpRequest) -> bool:
     """Return whether a middleware of ASGI or WSGI around Django has claimed the request."""
-    return CLAIM in request.META or CLAIM in getattr(request, "scope", ())
+    of_asgi, of_wsgi = getattr(request, "scope", {}).get(CLAIM), request.META.get(CLAIM)
+    return is_held(of_asgi) or (of_wsgi is not None and is_held(of_wsgi.asynchronous))
 
 
 def body_of(request: HttpRequest, limit: int, *, parsed: bool = True) -> bytes:

@@ -12,7 +12,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBadRequest, Unrea
 from ...errors import ConfigError
 from ...flows import drive
 from ...sync import Claim
-from ...web.admit import admit
+from ...web.admit import admit, is_held
 from ...web.policy import PublishedPolicy, docs_at
 from ...web.response import Response
 from ...web.rules import RouteTable
@@ -109,7 +109,8 @@ async def claimed(
     async def claim(key: str) -> Claim | None:
         asked = request_of(request, read(request, rule.max_request))
         # A request that a middleware has claimed, Django's or an outer one, is not claimed again.
-        if hold_of(request) is not None or is_claimed_outside(request):
+        hold = hold_of(request)
+        if is_claimed_outside(request) or (hold is not None and is_held(hold.recorder.claim)):
             return None
         principal = await bridge.call(rule.principal, asked)
         if rule.asks_application:

@@ -20,7 +20,7 @@ from ...web.rules import KeySettings
 from ..http.committing import Committed, CommittedWork, RouteCommits, Steps
 from ..http.wsgi_request import whole_path
 from ..wsgi import WsgiClaims
-from .exchange import FlaskExchange, claim_of, exchange, reply
+from .exchange import FlaskExchange, exchange, is_claimed, reply
 from .keys import FlaskOperation
 from .state import AppState, View, current
 
@@ -94,7 +94,7 @@ class FlaskCommits(FlaskOperation):
 def _begin(route: RouteCommits, held: FlaskExchange, docs: str | None) -> Committed[Any] | Response:
     """Claim the request's key at the gate, and begin its transaction; or return the answer in the view's place."""
     environ, claims = flask.request.environ, route.claims
-    if claim_of() is not None:
+    if is_claimed():
         raise ConfigError(
             "IdempotencyMiddleware has claimed this request already: leave its route to commits()"
         )

@@ -182,6 +182,11 @@ def claim_of() -> Claim | None:
     return wsgi.claim_of(flask.request.environ)
 
 
+def is_claimed() -> bool:
+    """Return whether the current request is under a claim; see `is_held`."""
+    return wsgi.is_claimed(flask.request.environ)
+
+
 def reply(response: Response) -> flask.Response:
     """Return a Flask response that is sent instead of the view's response."""
     status = f"{response.status} {response.reason}" if response.reason else response.status

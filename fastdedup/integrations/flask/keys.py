@@ -11,7 +11,7 @@ from ...web.request import Principal, everyone
 from ...web.response import Response
 from ...web.rules import KeySettings, Rule, declared, make_rules
 from ..wsgi import WsgiClaims
-from .exchange import claim_of, exchange
+from .exchange import exchange, is_claimed
 from .state import AppState, Decorated, View, current, route_of
 
 
@@ -56,7 +56,7 @@ class FlaskOperation(Decorated):
         if "HTTP_IDEMPOTENCY_KEY" not in flask.request.environ:
             return None
         rule = self.claims_of(state).rule
-        return rule.max_request if flask.request.method in rule.methods and claim_of() is None else None
+        return rule.max_request if flask.request.method in rule.methods and not is_claimed() else None
 
     def rule(self, state: AppState, route: str) -> Rule:
         """Return the rule of a route. Raises ConfigError if there is no principal."""
@@ -74,7 +74,7 @@ class FlaskOperation(Decorated):
         """Answer a request."""
         state, environ = current(), flask.request.environ
         claims = self.claims_of(state)
-        if flask.request.method not in claims.rule.methods or claim_of() is not None:
+        if flask.request.method not in claims.rule.methods or is_claimed():
             return view()
         held = exchange()
         docs = state.docs_at(environ)
