@@ -117,6 +117,10 @@ class Dialect(ABC):
     """The types that each column may have."""
     most_bytes: ClassVar[dict[str, int]] = {}
     """By type, the most bytes of a column `result`, if a setting lets the database cut a longer result."""
+    age: ClassVar[str]
+    """The age of a row in seconds, with {} for its time."""
+    stretches: ClassVar[str]
+    """The whole stretches of time in {} seconds, with a parameter for the seconds of one."""
     _insert_one: str
     _insert_marked: str
     """The statements of `insert_one`, without a fingerprint and with one."""
@@ -242,9 +246,11 @@ class Dialect(ABC):
 
     def figures(self, stretch: float) -> Flow[Figures]:
         """Return the table's figures; `stretch`: the seconds of each range of ages."""
-        of_size, of_oldest, of_ages = self.figure_statements(stretch)
-        size, oldest, ages = (yield of_size).rows, (yield of_oldest).rows, (yield of_ages).rows
-        age = oldest[0][0]
+        size = (yield self.size()).rows
+        age = (yield Statement(f"SELECT {self.age.format('MIN(at)')} FROM {self.table}")).rows[0][0]
+        numbers = self.stretches.format(self.age.format("at"))
+        statement = f"SELECT {numbers}, COUNT(*) FROM {self.table} GROUP BY 1"
+        ages = (yield Statement(statement, (stretch,))).rows
         return Figures(
             rows=sum(int(row[1]) for row in ages),
             size=int(size[0][0]),
@@ -253,8 +259,8 @@ class Dialect(ABC):
         )
 
     @abstractmethod
-    def figure_statements(self, stretch: float) -> tuple[Statement, Statement, Statement]:
-        """Return the statements for the table's bytes, the oldest row's age, and the rows of each range of ages."""
+    def size(self) -> Statement:
+        """Return the statement for the table's bytes."""
 
 
 def fault_by(dialects: Sequence[type[Dialect]], error: BaseException) -> DatabaseFault:

@@ -51,6 +51,8 @@ class MySQL(Dialect):
     keeps_equal_savepoints = False
     batch = 500
     mark_type = "BINARY(16)"
+    age = "TIMESTAMPDIFF(MICROSECOND, {}, UTC_TIMESTAMP(3)) / 1000000"
+    stretches = "FLOOR({} / ?)"
     column_types: ClassVar[dict[str, tuple[str, ...]]] = {
         "id": ("binary(16)",),
         "at": ("datetime(3)", "datetime(6)"),
@@ -189,17 +191,9 @@ class MySQL(Dialect):
             raise fault
         return deleted
 
-    def figure_statements(self, stretch: float) -> tuple[Statement, Statement, Statement]:
+    def size(self) -> Statement:
         """See `Dialect`. The size is InnoDB's own, which InnoDB updates from time to time."""
-        age = "TIMESTAMPDIFF(MICROSECOND, {}, UTC_TIMESTAMP(3)) / 1000000"
-        return (
-            Statement(
-                f"SELECT data_length + index_length FROM information_schema.tables WHERE {_IS_IT}",
-                (self.table_name.schema, self.table_name.table),
-            ),
-            Statement(f"SELECT {age.format('MIN(at)')} FROM {self.table}"),
-            Statement(
-                f"SELECT FLOOR({age.format('at')} / ?) AS stretch, COUNT(*) FROM {self.table} GROUP BY stretch",
-                (stretch,),
-            ),
+        return Statement(
+            f"SELECT data_length + index_length FROM information_schema.tables WHERE {_IS_IT}",
+            (self.table_name.schema, self.table_name.table),
         )

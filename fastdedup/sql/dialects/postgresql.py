@@ -46,6 +46,8 @@ class PostgreSQL(Dialect):
     name = "postgresql"
     batch = 3000
     mark_type = "uuid"
+    age = "CAST(extract(epoch FROM now() - {}) AS double precision)"
+    stretches = "floor({} / CAST(? AS double precision))"
     column_types: ClassVar[dict[str, tuple[str, ...]]] = {
         "id": ("uuid",),
         "at": ("timestamp with time zone",),
@@ -177,23 +179,13 @@ class PostgreSQL(Dialect):
         )
         return done.count
 
-    def figure_statements(self, stretch: float) -> tuple[Statement, Statement, Statement]:
+    def size(self) -> Statement:
         """See `Dialect`. A partitioned table has no bytes of its own."""
-        return (
-            Statement(
-                "SELECT pg_total_relation_size(named) + COALESCE("
-                "(SELECT sum(pg_total_relation_size(relid)) FROM pg_partition_tree(named) WHERE relid <> named), 0) "
-                "FROM CAST(to_regclass(CAST(? AS text)) AS regclass) AS named",
-                (self.table,),
-            ),
-            Statement(
-                f"SELECT CAST(extract(epoch FROM now() - min(at)) AS double precision) FROM {self.table}"
-            ),
-            Statement(
-                "SELECT floor(extract(epoch FROM now() - at) / CAST(? AS double precision)) AS stretch, count(*) "
-                f"FROM {self.table} GROUP BY 1",
-                (stretch,),
-            ),
+        return Statement(
+            "SELECT pg_total_relation_size(named) + COALESCE("
+            "(SELECT sum(pg_total_relation_size(relid)) FROM pg_partition_tree(named) WHERE relid <> named), 0) "
+            "FROM CAST(to_regclass(CAST(? AS text)) AS regclass) AS named",
+            (self.table,),
         )
 
     def _value(self, row_id: bytes) -> Any:

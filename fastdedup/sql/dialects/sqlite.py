@@ -25,6 +25,8 @@ class SQLite(Dialect):
 
     name = "sqlite"
     mark_type = "BLOB"
+    age = f"({_NOW} - {{}}) / 1000.0"
+    stretches = "CAST({} / ? AS INTEGER)"
     column_types: ClassVar[dict[str, tuple[str, ...]]] = {
         "id": ("blob",),
         "at": ("integer",),
@@ -112,11 +114,6 @@ class SQLite(Dialect):
         )
         return done.count
 
-    def figure_statements(self, stretch: float) -> tuple[Statement, Statement, Statement]:
+    def size(self) -> Statement:
         """See `Dialect`. The size is the database's: not every build of SQLite shows a table's size."""
-        stretches = f"CAST(({_NOW} - at) / 1000.0 / ? AS INTEGER) AS stretch"
-        return (
-            Statement("SELECT page_count * page_size FROM pragma_page_count(), pragma_page_size()"),
-            Statement(f"SELECT ({_NOW} - min(at)) / 1000.0 FROM {self.table}"),
-            Statement(f"SELECT {stretches}, count(*) FROM {self.table} GROUP BY 1", (stretch,)),
-        )
+        return Statement("SELECT page_count * page_size FROM pragma_page_count(), pragma_page_size()")
