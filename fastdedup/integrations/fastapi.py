@@ -138,8 +138,8 @@ class _Capture:
     def __init__(self, app: ASGIApp, idempotency: Idempotency) -> None:
         self.app = app
         self._idempotency = idempotency
-        # Mutable: are the plain functions that use transactions prepared.
-        self._tells = False
+        # Mutable: of how many routes the plain functions that use transactions are prepared; more may be added.
+        self._told = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -147,8 +147,8 @@ class _Capture:
             return await self._idempotency.lifespan.run(self.app, scope, receive, send)
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        if not self._tells:
-            self._tells = True
+        if len(self._idempotency.app.routes) != self._told:
+            self._told = len(self._idempotency.app.routes)
             for route in filter(partial(_has, IN_THREADS), routes_of(self._idempotency.app)):
                 tell_calls(route.dependant)
         exchange = AsgiExchange(receive, send, self._idempotency.max_request)

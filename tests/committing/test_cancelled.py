@@ -137,13 +137,14 @@ each_framework = pytest.mark.parametrize(
 
 
 @each_framework
-@pytest.mark.parametrize("scoped", [False, True])
+@pytest.mark.parametrize("how", ["", "scoped", "late"])
 async def test_a_transaction_ends_after_its_handler_in_a_thread(
-    framework: str, scoped: bool, till: Till, monkeypatch: pytest.MonkeyPatch
+    framework: str, how: str, till: Till, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that stops cancels the request, and the thread goes on: its connection was another request's then.
 
     If a scope of anyio around it is cancelled too, the request waits all the same, and its loop has rest meanwhile.
+    So it does if its route was added after another request.
     """
     waits = asyncio.Event()
 
@@ -159,11 +160,16 @@ async def test_a_transaction_ends_after_its_handler_in_a_thread(
             await visitor.post("/pay", headers={"idempotency-key": "k"})
 
     async with Dedup("memory://", namespace="t") as dedup:
-        visitor = client(made(framework, dedup, till.begin, till.work), raises=True)
+        app = made(framework, dedup, till.begin, till.work)
+        visitor = client(app, raises=True)
+        if how == "late":
+            route = app.router.routes.pop()
+            await visitor.post("/pay")
+            app.router.routes.append(route)
         request = asyncio.create_task(visit())
         await wait_until(till.begun.is_set, description="the handler is at work")
         monkeypatch.setattr(response_stage, "until_done", waiting)
-        if scoped:
+        if how == "scoped":
             scope.cancel()
         request.cancel()
         try:
