@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
 from abc import ABC, abstractmethod
 from contextlib import closing, suppress
 from functools import cache
@@ -20,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from .killable import DEADLINE, Guarded, hold_still
+from .killable import DEADLINE, Guarded, hold_still, until
 
 ROOT = Path(__file__).parent.parent
 KEPT = ROOT / "build" / "databases"
@@ -99,8 +98,7 @@ class DatabaseServer(Guarded, ABC):
         self.freeze()
         children = self._signal(signal.SIGKILL)
         self._process.wait(DEADLINE)
-        while any(map(runs, children)):
-            time.sleep(0.001)
+        until(lambda: not any(map(runs, children)), "its processes have ended", every=0.001)
 
     def _end(self) -> None:
         self._dismiss_guard()

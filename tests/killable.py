@@ -8,8 +8,8 @@ import signal
 import subprocess
 import time
 from abc import abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,12 +18,34 @@ import psutil
 DEADLINE = 20.0
 
 
+def until(
+    predicate: Callable[[], Any],
+    description: str | Callable[[], str],
+    *,
+    deadline: float = 30.0,
+    every: float = 0.005,
+    unless: tuple[type[Exception], ...] = (),
+) -> Any:
+    """Wait in code that blocks, `deadline` seconds at most; return what the predicate returned once that is true.
+
+    It looks `every` so many seconds; an error of `unless` means "not yet".
+    """
+    ends = time.monotonic() + deadline
+    while time.monotonic() < ends:
+        with suppress(*unless):
+            if value := predicate():
+                return value
+        time.sleep(every)
+    said = description if isinstance(description, str) else description()
+    raise TimeoutError(f"waited {deadline:g} s in vain: {said}")
+
+
 def hold_still(pid: int) -> None:
     """Stop a process in its tracks, and return once it stands: until then it may run on, on another core."""
     process = psutil.Process(pid)
     process.suspend()
-    while process.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE):
-        time.sleep(0.001)
+    stands = (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
+    until(lambda: process.status() in stands, "the process stands", every=0.001)
 
 
 class Started:
@@ -151,12 +173,14 @@ class Guarded(Killable):
             self._guard = None
 
     def _wait_until_up(self) -> None:
-        ends = time.monotonic() + self.deadline
-        while not self._serves():
+        def serves() -> bool:
+            if self._serves():
+                return True
             if not self.alive:
                 self._died()
-            assert time.monotonic() < ends, f"the server did not come up:\n{self.log}"
-            time.sleep(0.005)
+            return False
+
+        until(serves, lambda: f"the server comes up:\n{self.log}", deadline=self.deadline)
 
     def _died(self) -> None:
         """Raise, or start it anew: it has ended before it served."""

@@ -8,12 +8,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
 from . import warm
+from .killable import until as until  # for those who import it from here
 
 
 def ended(*command: str, environment: Mapping[str, str] = os.environ, **options: Any) -> Any:
@@ -77,18 +77,6 @@ def forked(work: Callable[[], object]) -> bytes:
         said = pipe.read()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     return said
-
-
-def until(
-    predicate: Callable[[], Any], description: str, *, deadline: float = 30.0, every: float = 0.01
-) -> Any:
-    """Wait for a predicate to come true, asking it `every` so many seconds; return what it returned."""
-    ends = time.monotonic() + deadline
-    while time.monotonic() < ends:
-        if value := predicate():
-            return value
-        time.sleep(every)
-    raise AssertionError(f"waited {deadline:g} s in vain: {description}")
 
 
 if __name__ == "__main__":  # for `text_ended`: a file and its arguments, in a session of its own

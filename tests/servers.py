@@ -8,9 +8,8 @@ import shutil
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from urllib.parse import quote
@@ -19,7 +18,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from .killable import DEADLINE, Killable
+from .killable import DEADLINE, Killable, until
 
 DEBUG_OPTION = "--enable-debug-command"
 """Redis before 7.0 does not know this option, and needs none for DEBUG."""
@@ -125,19 +124,13 @@ class RedisServer(Killable):
         return (*self.options[:at], *self.options[at + 2 :])
 
     def _wait_until_up(self, loading: bool) -> None:
-        ends = time.monotonic() + DEADLINE
-        while time.monotonic() < ends:
+        def answers() -> bool:
             assert self.alive, self.log
-            try:
-                with self.client() as client:
+            with self.client() as client, suppress(redis.AuthenticationError):
+                try:
                     client.ping()
-                return
-            except redis.AuthenticationError:
-                return
-            except redis.BusyLoadingError:
-                if loading:
-                    return
-                time.sleep(0.005)
-            except redis.ConnectionError:
-                time.sleep(0.005)
-        raise TimeoutError("redis-server did not come up")
+                except redis.BusyLoadingError:
+                    return loading
+            return True
+
+        until(answers, "redis-server comes up", deadline=DEADLINE, unless=(redis.ConnectionError,))

@@ -10,7 +10,6 @@ import gc
 import socket
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from fastdedup.sidecar.service.listener import bound
 from fastdedup.sidecar.service.server import SidecarServer
 
 from . import warm
-from .killable import DEADLINE, Killable
+from .killable import DEADLINE, Killable, until
 from .servers import unmeasured
 
 
@@ -54,16 +53,18 @@ class Sidecar(Killable):
         return self
 
     def _wait_until_it_accepts(self) -> None:
-        ends = time.monotonic() + DEADLINE
-        while time.monotonic() < ends:
+        def accepts() -> bool:
             assert self.alive, self.log
             with socket.socket(socket.AF_UNIX) as probe:
-                try:
-                    probe.connect(str(self.socket))
-                    return
-                except (FileNotFoundError, ConnectionRefusedError):
-                    time.sleep(0.005)
-        raise TimeoutError("the sidecar did not come up")
+                probe.connect(str(self.socket))
+            return True
+
+        until(
+            accepts,
+            "the sidecar comes up",
+            deadline=DEADLINE,
+            unless=(FileNotFoundError, ConnectionRefusedError),
+        )
 
     def terminate(self) -> None:
         """End it as an operator would."""

@@ -27,6 +27,7 @@ from redis.retry import Retry
 from fastdedup.stores.redis.cluster.node import Node
 from fastdedup.stores.redis.connection import RedisConnection
 
+from . import killable
 from .killable import Killable, Started
 from .servers import RedisServer
 
@@ -36,13 +37,8 @@ HOST = "127.0.0.1"
 
 def until(predicate: Callable[[], Any], description: str) -> Any:
     """Wait for a predicate to come true; a server that is not there (yet) is not there yet."""
-    ends = time.monotonic() + DEADLINE
-    while time.monotonic() < ends:
-        with contextlib.suppress(redis.ConnectionError, redis.TimeoutError, redis.ResponseError):
-            if value := predicate():
-                return value
-        time.sleep(0.005)
-    raise TimeoutError(f"waited {DEADLINE:g} s in vain: {description}")
+    not_yet = (redis.ConnectionError, redis.TimeoutError, redis.ResponseError)
+    return killable.until(predicate, description, deadline=DEADLINE, unless=not_yet)
 
 
 def free_ports(count: int) -> list[int]:

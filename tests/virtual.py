@@ -6,10 +6,11 @@ So an outage of minutes with all its pauses, deadlines and leases takes millisec
 from __future__ import annotations
 
 import asyncio
-import functools
 import selectors
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import pytest
 
 from fastdedup import UnavailableError
 from fastdedup.kernel.operations import Op, Reply
@@ -94,17 +95,18 @@ class Link:
         return replies
 
 
-def virtual(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run an async test in virtual time; a task left behind fails it."""
+def virtual_loop() -> VirtualLoop:
+    """Return the running loop, which must be in virtual time."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    return loop
 
-    @functools.wraps(test)
-    def runs(*args: Any, **kwargs: Any) -> None:
-        async def checked() -> None:
-            await test(*args, **kwargs)
-            left = asyncio.all_tasks() - {asyncio.current_task()}
-            assert not left, f"tasks left behind: {left}"
 
-        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-            runner.run(checked())
+async def pass_time(seconds: float) -> None:
+    """Let seconds of virtual time pass: no test waits for so long."""
+    virtual_loop()
+    await asyncio.sleep(seconds)
 
-    return runs
+
+virtual = pytest.mark.virtual_time
+"""Run an async test in virtual time; any task left behind fails it."""

@@ -170,7 +170,7 @@ async def test_a_check_stops_where_the_lease_is_lost(backend: Backend) -> None:
 
         async def forgetting(takeover: Takeover) -> Resolution:
             await dedup.forget("k")
-            await asyncio.sleep(30)
+            await asyncio.Event().wait()
             return Resolution.done()
 
         with pytest.raises(ClaimLostError):

@@ -9,11 +9,12 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+
+from ..killable import until
 
 
 def gunicorn(app: str, *options: str, **env: str) -> contextlib.AbstractContextManager[httpx.Client]:
@@ -47,9 +48,10 @@ def _serving(arguments: list[str], env: dict[str, str]) -> Iterator[httpx.Client
 
 
 def _wait_until_it_listens(path: Path, server: subprocess.Popen[bytes]) -> None:
-    ends = time.monotonic() + 20.0
-    while server.poll() is None and time.monotonic() < ends:
-        with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(OSError):
-            return probe.connect(str(path))
-        time.sleep(0.01)
-    raise AssertionError("the server does not listen")
+    def listens() -> bool:
+        assert server.poll() is None, "the server has ended"
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.connect(str(path))
+        return True
+
+    until(listens, "the server listens", unless=(OSError,))

@@ -61,7 +61,7 @@ async def _work_until_the_lease_is_over(dedup: Dedup, store: FakeStore) -> None:
         store.clock.advance(29.9)
         assert not claim.lost
         store.clock.advance(0.1)
-        await asyncio.sleep(60)
+        await asyncio.Event().wait()
 
 
 async def test_a_local_claim_is_renewed_while_the_outage_lasts(store: FakeStore) -> None:
@@ -123,7 +123,7 @@ async def _work_without_the_key(dedup: Dedup, passes: Passes, *, is_taken: bool)
         if is_taken:
             assert (await dedup.claim("k", lease=6_000.0)).acquired
         passes()
-        await asyncio.sleep(5)
+        await asyncio.Event().wait()
 
 
 async def _loses(dedup: Dedup, passes: Passes, *, is_taken: bool) -> None:

@@ -32,6 +32,7 @@ from ..messages.test_rules import Billing
 from ..messages.test_rules import Consumer as BareConsumer
 from ..messages.test_rules import Shop as Database
 from ..servers import RedisServer
+from ..virtual import virtual
 from ..waiting import wait_until
 
 # A handler's error that is no `Exception`, such as a panic of Rust code, is a failed attempt, and no end of
@@ -435,7 +436,7 @@ async def test_a_delay_that_is_over_frees_the_key_at_once(store: FakeStore) -> N
         assert await message.deliver() is Reason.FIRST
 
 
-@pytest.mark.virtual_time
+@virtual
 async def test_a_gate_that_closes_sets_the_shorter_lease_first(store: FakeStore) -> None:
     async with Dedup(store, namespace="m", lease=2 * NEVER, timeout=1.0) as dedup:
         message = Message(dedup, lambda: store.outage.start("refused"), NEVER)

@@ -27,6 +27,7 @@ from fastdedup.stores.memory import MemoryStore
 
 from ..integrations.desk import client
 from ..servers import RedisServer
+from ..virtual import virtual
 from ..waiting import acquired, wait_until
 
 # Fault: a claim that a proxy held back, and passed on after the release, took the key for nobody. The claim
@@ -80,7 +81,7 @@ def is_held(store: MemoryStore, op: ClaimOp) -> bool:
     return isinstance(found, Stored) and found.state == "P"
 
 
-@pytest.mark.virtual_time
+@virtual
 async def test_a_copy_that_comes_after_the_taking_back_is_taken_back_as_well() -> None:
     """And no key is watched for ever. The model has the copies of a token's use and of an id."""
     loop = asyncio.get_running_loop()
@@ -128,7 +129,7 @@ async def test_a_call_takes_no_place_whose_removal_may_come_late() -> None:
     await orphans.finish(0.0)
 
 
-@pytest.mark.virtual_time
+@virtual
 async def test_what_is_only_watched_makes_room_for_what_is_to_be_taken_back() -> None:
     told: list[Event] = []
     never = asyncio.get_running_loop().create_future()

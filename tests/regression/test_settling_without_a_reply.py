@@ -245,8 +245,7 @@ async def test_a_completion_through_an_outage_is_counted_once(given_up: bool) ->
         claim = await dedup.claim("order:42")
         store.outage.start("refused")
         completing = asyncio.ensure_future(claim.complete("done", within=0.2 if given_up else None))
-        while len(events) < 2:  # noqa: ASYNC110 -- it has tried twice
-            await asyncio.sleep(0.001)
+        await wait_until(lambda: len(events) >= 2, description="it has tried twice")
         if given_up:
             with pytest.raises(UnavailableError):
                 await completing

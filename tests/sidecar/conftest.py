@@ -6,7 +6,6 @@ import asyncio
 import socket
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -24,6 +23,7 @@ from fastdedup.sidecar.service.listener import bound
 from fastdedup.sidecar.service.metrics import Exposition
 from fastdedup.sidecar.service.server import SidecarServer
 
+from ..killable import until
 from ..ticks import Brisk
 
 T = TypeVar("T")
@@ -50,11 +50,12 @@ class Running:
 
     def start(self) -> None:
         self._thread.start()
-        ends = time.monotonic() + DEADLINE
-        while not (hasattr(self, "server") and self.server.started):
+
+        def has_started() -> bool:
             assert self._thread.is_alive(), self._error
-            assert time.monotonic() < ends
-            time.sleep(0.002)
+            return hasattr(self, "server") and self.server.started
+
+        until(has_started, "the sidecar has started", every=0.002)
 
     def stop(self) -> None:
         self.server.should_exit = True

@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Self
@@ -24,6 +23,7 @@ from fastdedup import UnavailableError
 from fastdedup.sidecar.client import UnixConnection, fetch
 
 from .. import warm
+from ..killable import until
 
 DEADLINE = 60.0
 """Seconds that a sidecar may take on a machine that is busy with other work; a healthy one takes a tenth of one."""
@@ -70,17 +70,20 @@ class Sidecar:
 
     def until_up(self) -> Self:
         """Wait until it answers."""
-        ends = time.monotonic() + DEADLINE
-        while time.monotonic() < ends:
+
+        def answers() -> bool:
             assert self.process is not None
             assert self.process.poll() is None, self.log
-            try:
-                fetch(self.path, "/healthz")
-            except UnavailableError:
-                time.sleep(0.01)
-            else:
-                return self
-        raise TimeoutError(f"the sidecar did not come up: {self.log}")
+            fetch(self.path, "/healthz")
+            return True
+
+        until(
+            answers,
+            lambda: f"the sidecar comes up: {self.log}",
+            deadline=DEADLINE,
+            unless=(UnavailableError,),
+        )
+        return self
 
     def __enter__(self) -> Self:
         try:

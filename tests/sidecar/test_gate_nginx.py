@@ -7,7 +7,6 @@ import os
 import socketserver
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler
@@ -20,6 +19,7 @@ import pytest
 from fastdedup.sidecar.client import UnixConnection
 from fastdedup.sidecar.service.deploy import printed
 
+from ..killable import until
 from ..servers import DEADLINE, RedisServer
 from .running import Sidecar
 
@@ -93,11 +93,8 @@ class Nginx:
             self.process = subprocess.Popen(
                 [binary(), "-p", str(self.file.parent), "-e", "stderr", "-c", str(self.file)], stderr=log
             )
-        ends = time.monotonic() + DEADLINE
-        while not self.socket.exists():
-            assert self.process.poll() is None, self.log.read_text()
-            assert time.monotonic() < ends
-            time.sleep(0.005)
+        until(lambda: self.process.poll() is not None or self.socket.exists(), "nginx listens")
+        assert self.process.poll() is None, self.log.read_text()
         return self
 
     def __exit__(self, *_: object) -> None:

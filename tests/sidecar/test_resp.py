@@ -26,7 +26,7 @@ from fastdedup.stores.redis.scripts import pack
 
 from ..fixtures import fixture_with
 from ..sidecars import Sidecar
-from ..virtual import VirtualLoop, virtual
+from ..virtual import virtual, virtual_loop
 from ..waiting import wait_until
 from .conftest import BriskServer
 
@@ -360,7 +360,7 @@ async def test_each_large_reply_has_a_deadline_of_its_own(place: Path) -> None:
             for _ in range(40):
                 await reader.readuntil(b"succeeded")
                 await reader.readexactly(250_000)
-                cast(VirtualLoop, asyncio.get_running_loop()).block(0.06)  # less than a reply's time
+                virtual_loop().block(0.06)  # less than a reply's time
 
 
 async def test_a_flood_does_not_starve_another_client(place: Path) -> None:

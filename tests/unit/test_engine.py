@@ -20,7 +20,7 @@ from fastdedup.kernel.verbs import Verb
 from fastdedup.stores.memory import MemoryStore
 
 from ..idle import IdleTime
-from ..virtual import Link, VirtualLoop, virtual
+from ..virtual import Link, virtual, virtual_loop
 
 TERMS = terms(Mode.CLAIM, 1000, 2000, False)
 WAITING = terms(Mode.CLAIM, 1000, 2000, True)
@@ -179,8 +179,7 @@ async def test_a_loop_blocked_past_the_deadline_grants_a_grace(store: HeldStore)
 @virtual
 async def test_a_blocked_loop_takes_no_time_from_what_waits(blocked: float) -> None:
     """10,000 claims in batches of 256, four under way for 20 ms each, take 0.2 s: without the block, and after it."""
-    loop = asyncio.get_running_loop()
-    assert isinstance(loop, VirtualLoop)
+    loop = virtual_loop()
     link = Link(MemoryStore(clock=loop.clock))
     link.latency = 0.01
     engine = Engine(link, timeout=0.25)

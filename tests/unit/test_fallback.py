@@ -21,9 +21,10 @@ from fastdedup.stores.memory import MemoryStore
 from fastdedup.testing import Clock
 
 from ..heard import HeardGate
+from ..virtual import virtual
 from ..waiting import wait_until
 
-pytestmark = pytest.mark.virtual_time
+pytestmark = virtual
 
 
 class FlakyStore(MemoryStore):

@@ -15,7 +15,7 @@ from fastdedup.kernel.verbs import Verb
 from fastdedup.stores.memory import MemoryStore
 
 from ..heard import HeardGate
-from ..virtual import EPOCH, virtual
+from ..virtual import EPOCH, pass_time, virtual
 
 TIMEOUT = 0.25
 
@@ -71,9 +71,6 @@ class Gate(HeardGate):
             with pytest.raises(UnavailableError):
                 await self.dedup.claim("k")
         self.store.asked.clear()
-
-    async def pause(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
 
 
 def seconds() -> float:
@@ -145,11 +142,11 @@ async def test_while_it_is_open_settling_asks_nothing_either() -> None:
 async def test_only_probes_are_sent_and_ever_more_rarely() -> None:
     async with Gate(Probed()) as gate:
         await gate.break_down()
-        await gate.pause(1.0)
+        await pass_time(1.0)
         store = gate.store
         assert isinstance(store, Probed)
         early, store.probes = store.probes, 0
-        await gate.pause(10.0)
+        await pass_time(10.0)
         assert 3 <= early <= 1.0 / (0.5 * FIRST_PAUSE)
         assert 10.0 / LONGEST_PAUSE - 1 <= store.probes <= 10.0 / (0.5 * LONGEST_PAUSE) + 1
         assert store.asked == []
@@ -159,10 +156,10 @@ async def test_only_probes_are_sent_and_ever_more_rarely() -> None:
 async def test_a_store_without_a_probe_is_asked_by_a_read() -> None:
     async with Gate(Scripted()) as gate:
         await gate.break_down()
-        await gate.pause(5.0)
+        await pass_time(5.0)
         assert set(gate.store.asked) == {Verb.READ}
         gate.store.down = False
-        await gate.pause(LONGEST_PAUSE)
+        await pass_time(LONGEST_PAUSE)
         assert (await gate.dedup.claim("k")).acquired
 
 
@@ -171,9 +168,9 @@ async def test_it_closes_soon_after_the_store_is_back_and_says_how_long_it_was_o
     async with Gate(Probed()) as gate:
         await gate.break_down()
         began = seconds()
-        await gate.pause(7.0)
+        await pass_time(7.0)
         gate.store.down = False
-        await gate.pause(LONGEST_PAUSE)
+        await pass_time(LONGEST_PAUSE)
         assert gate.dedup.breaker is BreakerState.CLOSED
         (closed,) = gate.of(BreakerClosed)
         assert isinstance(closed, BreakerClosed)
@@ -202,7 +199,7 @@ async def test_a_batch_that_was_under_way_when_it_opened_is_still_answered() -> 
     store = Slow()
     async with Gate(store) as gate:
         first = asyncio.ensure_future(gate.dedup.claim("under way"))
-        await gate.pause(0.01)
+        await pass_time(0.01)
         await gate.break_down()
         store.let_go.set_result(None)
         assert (await first).acquired
@@ -226,14 +223,14 @@ async def test_a_probe_that_hangs_is_cut_at_the_timeout() -> None:
     async with Gate(Probed()) as gate:
         await gate.break_down()
         gate.store.hangs = True
-        await gate.pause(1.0)
+        await pass_time(1.0)
         store = gate.store
         assert isinstance(store, Probed)
         assert store.probes >= 2
         with pytest.raises(UnavailableError, match=r"no answer within 0\.25 s"):
             await gate.dedup.claim("k")
         gate.store.down = gate.store.hangs = False
-        await gate.pause(TIMEOUT + LONGEST_PAUSE)
+        await pass_time(TIMEOUT + LONGEST_PAUSE)
         assert gate.dedup.breaker is BreakerState.CLOSED
 
 
@@ -244,7 +241,7 @@ async def test_a_probe_that_meets_a_mistake_closes_it() -> None:
     async with Gate(store) as gate:
         await gate.break_down()
         store.mistake, store.down = TypeError("a bug in the store"), False
-        await gate.pause(LONGEST_PAUSE)
+        await pass_time(LONGEST_PAUSE)
         assert gate.dedup.breaker is BreakerState.CLOSED
 
 
@@ -260,7 +257,7 @@ async def test_a_store_that_refuses_the_read_of_a_probe_alone_is_not_back() -> N
 
     async with Gate(Refusing()) as gate:
         await gate.break_down()
-        await gate.pause(3.0)
+        await pass_time(3.0)
         assert gate.dedup.breaker is BreakerState.OPEN
 
 
@@ -298,7 +295,7 @@ async def test_closing_while_it_is_open_leaves_no_task(hangs: bool) -> None:
     async with gate:
         await gate.break_down()
         gate.store.hangs = hangs
-        await gate.pause(0.2)
+        await pass_time(0.2)
     assert gate.dedup.breaker is BreakerState.CLOSED, "nothing is known to its disadvantage"
 
 
@@ -308,7 +305,7 @@ async def test_a_store_that_flaps_opens_and_closes_it_each_time_and_every_change
         for _ in range(20):
             await gate.break_down()
             gate.store.down = False
-            await gate.pause(2 * FIRST_PAUSE)
+            await pass_time(2 * FIRST_PAUSE)
             assert gate.dedup.breaker is BreakerState.CLOSED
             assert not (await gate.dedup.claim("k")).degraded
         kinds = [type(event) for event in gate.events if isinstance(event, BreakerOpened | BreakerClosed)]
@@ -333,6 +330,6 @@ async def test_a_callback_that_raises_at_every_event_changes_nothing(policy: Rej
                 assert isinstance(policy, Reject)
         assert dedup.breaker is BreakerState.OPEN
         store.down = False
-        await asyncio.sleep(1.0)
+        await pass_time(1.0)
         assert dedup.breaker is BreakerState.CLOSED
         assert isinstance(policy, Reject) or policy.lines == 0

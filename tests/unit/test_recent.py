@@ -16,6 +16,7 @@ from fastdedup.kernel.operations import ForgetOp
 from fastdedup.testing import Clock
 
 from ..codecs import CodecOf
+from ..virtual import virtual
 from ..waiting import wait_until
 from .test_fallback import FlakyStore
 
@@ -165,7 +166,7 @@ async def test_a_fallbacks_answer_is_not_kept(clock: Clock) -> None:
         assert [(await dedup.claim("k")).degraded for _ in range(2)] == [True, True]
 
 
-@pytest.mark.virtual_time
+@virtual
 async def test_a_token_is_always_the_stores_to_judge(clock: Clock) -> None:
     """Each use of one counts."""
     async with gate(timeout=0.25) as (dedup, store):

@@ -16,7 +16,7 @@ from fastdedup.kernel.verbs import Verb
 from fastdedup.stores.memory import MemoryStore
 
 from ..heard import HeardGate
-from ..virtual import Link, VirtualLoop, virtual
+from ..virtual import Link, pass_time, virtual, virtual_loop
 from ..waiting import wait_until
 
 
@@ -24,8 +24,7 @@ class Way(Link):
     """To a store of its own; counts what goes over it, and may refuse to take records in."""
 
     def __init__(self) -> None:
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, VirtualLoop)
+        loop = virtual_loop()
         self.store = MemoryStore(clock=loop.clock)
         super().__init__(self.store)
         self.batches: list[tuple[Verb, int]] = []
@@ -58,8 +57,7 @@ class Gate(HeardGate):
     """A gate on such a way."""
 
     def __init__(self, maxsize: int = 10_000) -> None:
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, VirtualLoop)
+        loop = virtual_loop()
         self.way = Way()
         self.policy = LocalLRU(maxsize, clock=loop.clock)
         super().__init__(self.way, namespace="t", on_unavailable=self.policy, known_duplicates=0)
@@ -76,11 +74,11 @@ class Gate(HeardGate):
 async def test_it_all_comes_home_soon_after_the_store_is_back_in_batches_and_is_told_once() -> None:
     async with Gate() as gate:
         await gate.outage(600)
-        await asyncio.sleep(60.0)
+        await pass_time(60.0)
         assert gate.policy.lines == 600
         gate.way.down = False
         gate.way.batches.clear()
-        await asyncio.sleep(1.0)
+        await pass_time(1.0)
         assert gate.policy.lines == 0
         assert sum(gate.way.adoptions()) == 600
         assert len(gate.way.adoptions()) <= 3
@@ -91,9 +89,9 @@ async def test_it_all_comes_home_soon_after_the_store_is_back_in_batches_and_is_
 async def test_while_the_breaker_is_open_nothing_is_sent_home() -> None:
     async with Gate() as gate:
         await gate.outage(100)
-        await asyncio.sleep(1.0)
+        await pass_time(1.0)
         gate.way.batches.clear()
-        await asyncio.sleep(60.0)
+        await pass_time(60.0)
         assert gate.way.adoptions() == []
 
 
@@ -105,11 +103,11 @@ async def test_in_a_long_outage_lines_that_expire_take_no_place() -> None:
         short = gate.dedup.scoped("short", ttl=0.5, lease=0.5)
         for number in range(2000):
             await (await short.claim(f"k{number}")).complete()
-            await asyncio.sleep(0.01)
+            await pass_time(0.01)
         assert gate.policy.lines <= 1200
-        await asyncio.sleep(2.0)
+        await pass_time(2.0)
         gate.way.down = False
-        await asyncio.sleep(1.0)
+        await pass_time(1.0)
         assert gate.policy.lines == 0
         assert gate.of(Replayed) == gate.of(Unreplayed) == []
 
@@ -121,12 +119,12 @@ async def test_a_record_that_the_store_refuses_alone_keeps_none_of_the_others_ou
         await gate.outage(600)
         gate.way.poison, gate.way.poisoned = UnavailableError("no room"), b"t:=k7"
         gate.way.down = False
-        await asyncio.sleep(5.0)
+        await pass_time(5.0)
         assert gate.policy.lines == 1
         known = await gate.dedup.claim("k7")
         assert (known.result, known.degraded) == (7, True)
         gate.way.poison = None
-        await asyncio.sleep(1.0)
+        await pass_time(1.0)
         assert gate.policy.lines == 0
         assert (await gate.dedup.claim("k7")).degraded is False
 
@@ -148,7 +146,7 @@ async def test_an_error_about_one_record_keeps_none_of_the_others_out(
 
         monkeypatch.setattr(gate.policy, "adopted", faulty)
         gate.way.down = False
-        await asyncio.sleep(5.0)
+        await pass_time(5.0)
         assert faults == []
         assert gate.policy.lines == 0
         assert gate.of(Replayed) == [Replayed(600, 0)]
@@ -164,7 +162,7 @@ async def test_a_store_that_cannot_adopt_is_said_once_and_nothing_is_given_up(
         await gate.outage(3)
         gate.way.poison = TypeError("what is adopt?")
         gate.way.down = False
-        await asyncio.sleep(30.0)
+        await pass_time(30.0)
         assert gate.policy.lines == 3
         assert (await gate.dedup.claim("k1")).result == 1
         assert (await gate.dedup.claim("fresh")).degraded is False
@@ -266,13 +264,13 @@ async def test_what_is_settled_while_its_claim_is_on_the_way_home_comes_home_set
     async with Gate() as gate:
         gate.way.down = True
         claim = await gate.dedup.claim("k")
-        await asyncio.sleep(0.005)  # the first try is over
+        await pass_time(0.005)  # the first try is over
         gate.way.latency = 0.1
         gate.way.down = False
-        await asyncio.sleep(0.05)
+        await pass_time(0.05)
         assert gate.way.adoptions(), "it is on its way"
         await claim.complete("meanwhile")
-        await asyncio.sleep(1.0)
+        await pass_time(1.0)
         assert gate.policy.lines == 0
         found = await gate.dedup.claim("k")
         assert (found.outcome, found.result, found.degraded) == (Outcome.SUCCEEDED, "meanwhile", False)
@@ -293,6 +291,6 @@ async def test_a_callback_that_asks_the_gate_from_within_an_event_is_served() ->
         gate.way.down = True
         await gate.dedup.claim("k")
         gate.way.down = False
-        await asyncio.sleep(2.0)
+        await pass_time(2.0)
         assert gate.policy.lines == 0
         assert all(claim.acquired for claim in await asyncio.gather(*tasks))

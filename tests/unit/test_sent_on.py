@@ -16,7 +16,7 @@ from fastdedup.model import Batching
 from fastdedup.stores.base import Store
 from fastdedup.stores.memory import MemoryStore
 
-from ..virtual import virtual
+from ..virtual import pass_time, virtual
 from ..waiting import wait_until
 
 
@@ -134,7 +134,7 @@ async def test_a_cancelled_claim_does_not_go_on_but_its_followers_do(store: Movi
         store.here.held = asyncio.get_running_loop().create_future()
         leader = asyncio.create_task(dedup.claim("gone"))
         follower = asyncio.create_task(dedup.claim("gone"))
-        await asyncio.sleep(0.01)
+        await pass_time(0.01)
         leader.cancel()
         store.here.held.set_result(None)
         assert (await follower).acquired

@@ -116,7 +116,7 @@ async def test_a_cancellation_by_a_lost_lease_is_taken_back_though_the_claim_was
         async with dedup.claim("key") as claim:
             claim.settlement.lose(outage=False)
             with pytest.raises(asyncio.CancelledError):
-                await asyncio.sleep(1)
+                await asyncio.Event().wait()
             claim.settlement.abandon()
 
     with pytest.raises(ClaimLostError):

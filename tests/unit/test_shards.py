@@ -21,7 +21,7 @@ from fastdedup.model import BreakerState as State
 from fastdedup.stores.base import ShardedStore, Store
 from fastdedup.stores.memory import MemoryStore
 
-from ..virtual import virtual
+from ..virtual import pass_time, virtual
 
 CLOSED, PARTLY_OPEN, OPEN = State.CLOSED, State.PARTLY_OPEN, State.OPEN
 COUNT = 3
@@ -121,7 +121,7 @@ async def test_a_part_that_is_down_opens_its_own_breaker_and_the_others_answer(s
             await dedup.claim("1:k")
         assert store.parts[1].asked == []
         store.parts[1].down = False
-        await asyncio.sleep(0.5)
+        await pass_time(0.5)
         assert dedup.breaker is CLOSED
         assert (await dedup.claim("1:k")).acquired
 
@@ -159,7 +159,7 @@ async def test_a_key_that_no_part_holds_is_answered_by_the_policy(store: Parted)
             await strict.claim("7:k")
         assert caught.value.retry_after == 9.0
         store.parts[7] = Part(7)
-        await asyncio.sleep(1.0)
+        await pass_time(1.0)
         assert (await dedup.claim("7:k")).outcome is Outcome.IN_PROGRESS
         await held.complete("brought home")
         assert (await dedup.claim("7:k")).result == "brought home"
@@ -175,7 +175,7 @@ class Adopting(Part):
 
     async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
         if self.hangs and verb is Verb.ADOPT:
-            await asyncio.sleep(3600)
+            await pass_time(3600)
         return await super().execute(verb, ops)
 
 
@@ -210,15 +210,15 @@ async def test_what_one_part_does_not_adopt_holds_up_no_other(trouble: str) -> N
         bad, good = gate.store.parts[0], gate.store.parts[1]
         assert isinstance(bad, Adopting)
         bad.hangs, bad.down, good.down = trouble == "hangs", trouble == "refuses", False
-        await asyncio.sleep(1.0)
+        await pass_time(1.0)
         assert gate.policy.lines == 600
         assert (await gate.dedup.claim("1:fresh")).degraded is False
         assert Replayed(300, 0) in gate.events
         gate.store.parts[2].down = False
-        await asyncio.sleep(1.0)
+        await pass_time(1.0)
         assert gate.policy.lines == 300
         bad.hangs = bad.down = False
-        await asyncio.sleep(3.0)
+        await pass_time(3.0)
         assert gate.policy.lines == 0
         assert not any(isinstance(event, Conflict) for event in gate.events)
 
@@ -243,7 +243,7 @@ async def test_parts_that_refuse_are_seldom_asked() -> None:
 
         gate.policy.next_operations = counted  # type: ignore[method-assign, assignment]
         gate.store.parts[1].down = False
-        await asyncio.sleep(30.0)
+        await pass_time(30.0)
         assert gate.policy.lines == 1200
         attempts = (taken - 600) / 256
         assert attempts <= 2 * 30.0 / 0.2
@@ -262,10 +262,10 @@ async def test_lines_of_keys_that_moved_follow_them() -> None:
         gate.store.parts[0] = Adopting(10)
         gate.store.parts[2] = Adopting(12)
         gate.store.parts[2].down = True
-        await asyncio.sleep(10.0)
+        await pass_time(10.0)
         assert gate.policy.lines == 600
         gate.store.parts[1].down = gate.store.parts[2].down = False
-        await asyncio.sleep(2.0)
+        await pass_time(2.0)
         assert gate.policy.lines == 0
 
 
@@ -280,7 +280,7 @@ async def test_gates_that_share_a_policy_go_on_for_each_other() -> None:
             assert (await other.claim("1:k")).degraded
         for part in gate.store.parts.values():
             part.down = False
-        await asyncio.sleep(2.0)
+        await pass_time(2.0)
         assert gate.policy.lines == 0
 
 
@@ -291,7 +291,7 @@ async def test_a_part_that_has_gone_is_drained_and_what_it_held_is_answered(stor
         gone = store.parts[1]
         gone.held = asyncio.get_running_loop().create_future()
         waiting = asyncio.ensure_future(dedup.claim("1:before"))
-        await asyncio.sleep(0.01)
+        await pass_time(0.01)
         store.parts[1] = Part(11)
         after = await dedup.claim("1:after")
         assert after.acquired
@@ -312,7 +312,7 @@ async def test_a_breaker_closes_once_when_its_part_has_gone(answers: bool, store
         await open_breaker(dedup, "1:k")
         gone.down = not answers
         del store.parts[1]
-        await asyncio.sleep(5.0)
+        await pass_time(5.0)
         assert router_of(dedup).engines == {}
     changes = [event for event in events if isinstance(event, BreakerOpened | BreakerClosed)]
     assert [(type(event), event.store) for event in changes] == [
@@ -339,9 +339,9 @@ async def test_a_part_that_has_gone_is_not_probed_for_ever(store: Parted) -> Non
         await open_breaker(dedup, "2:k")
         assert dedup.breaker is PARTLY_OPEN or dedup.breaker is OPEN
         del store.parts[2]
-        await asyncio.sleep(3.0)
+        await pass_time(3.0)
         gone.asked.clear()
-        await asyncio.sleep(60.0)
+        await pass_time(60.0)
         assert gone.asked == []
 
 
@@ -352,11 +352,11 @@ async def test_draining_answers_what_every_part_has_accepted(store: Parted) -> N
     for part in store.parts.values():
         part.held = release
     claims = [asyncio.ensure_future(dedup.claim(f"{number}:k")) for number in range(COUNT)]
-    await asyncio.sleep(0.01)
+    await pass_time(0.01)
     router = router_of(dedup)
     assert (router.in_flight, router.pending) == (COUNT, COUNT)
     closing = asyncio.ensure_future(dedup.aclose())
-    await asyncio.sleep(0.01)
+    await pass_time(0.01)
     release.set_result(None)
     assert all(claim.acquired for claim in await asyncio.gather(*claims))
     await closing
@@ -372,7 +372,7 @@ async def test_a_cancelled_claim_is_released_where_its_key_is_by_then(store: Par
         await router_of(dedup).claim(op)
         successor = store.parts[1] = Part(11)
         router_of(dedup).free_orphan(op)
-        await asyncio.sleep(0.01)
+        await pass_time(0.01)
         assert successor.asked == [(Verb.RELEASE, b"fastdedup:=1:k")]
 
 

@@ -156,7 +156,7 @@ async def test_a_lease_that_ends_in_an_outage_stops_the_body(store: FakeStore, d
                 assert not claim.lost
                 store.clock.advance(20)
             steps.append("before")
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
             steps.append("after")
 
     async with dedup:  # its end waits for what frees the lost claim

@@ -11,7 +11,7 @@ from fastdedup.events import BreakerClosed, Degraded, Event
 from fastdedup.kernel.operations import ClaimOp, Op, Reply, Verdict
 from fastdedup.stores.memory import MemoryStore
 
-from ..virtual import EPOCH, Link, virtual
+from ..virtual import EPOCH, Link, pass_time, virtual
 from ..waiting import cancel, wait_until
 
 
@@ -113,7 +113,7 @@ async def test_all_who_wait_for_a_part_are_woken_when_it_is_back() -> None:
     """And nobody who waits for another part."""
     waiters = OutageWaiters()
     first, second, other = (asyncio.create_task(waiters.wait(part, 60.0)) for part in (b"a", b"a", b"b"))
-    await asyncio.sleep(1.0)
+    await pass_time(1.0)
     assert (waiters.count(b"a"), waiters.count(b"b")) == (2, 1)
     waiters.is_back(b"a")
     await asyncio.gather(first, second)
@@ -136,7 +136,7 @@ async def test_a_wait_ends_with_its_time() -> None:
 async def test_a_cancelled_wait_leaves_nothing() -> None:
     waiters = OutageWaiters()
     task = asyncio.create_task(waiters.wait(b"a", 60.0))
-    await asyncio.sleep(1.0)
+    await pass_time(1.0)
     task.cancel()
     await asyncio.wait([task])
     assert task.cancelled()
@@ -152,9 +152,9 @@ async def test_who_waits_anew_when_woken_is_counted_anew() -> None:
         await waiters.wait(b"a", 60.0)
 
     tasks = [asyncio.create_task(twice()) for _ in range(3)]
-    await asyncio.sleep(1.0)
+    await pass_time(1.0)
     waiters.is_back(b"a")
-    await asyncio.sleep(1.0)
+    await pass_time(1.0)
     assert waiters.count(b"a") == 3
     waiters.is_back(b"a")
     await asyncio.gather(*tasks)
@@ -226,7 +226,7 @@ async def test_all_who_were_refused_are_woken_when_the_store_is_back() -> None:
     async with gate.dedup:
         gate.link.down = True
         claims = [asyncio.create_task(gate.claim(number, 60.0)) for number in range(500)]
-        await asyncio.sleep(4.0)
+        await pass_time(4.0)
         gate.link.down = False
         answered = await asyncio.gather(*claims)
         assert max(answered) - gate.closed[0] < 0.1
