@@ -32,6 +32,11 @@ async def wait_until(
     raise AssertionError(f"waited {deadline:g} s in vain: {said}")
 
 
+async def time_passes(seconds: float) -> None:
+    """Return when seconds are over, for what must not happen until then. tests/test_house.py counts it as a sleep."""
+    await asyncio.sleep(seconds)
+
+
 async def acquired(
     dedup: Dedup, key: str, *, deadline: float = 20.0, is_away: bool = False, **options: Any
 ) -> Claim:

@@ -12,7 +12,7 @@ from fastdedup import ClaimLostError, ConfigError, Dedup, FailedError, Outcome, 
 from fastdedup.sync import Dedup as SyncDedup
 
 from ..stores import Backend, on_both_faces, on_stores
-from ..waiting import abandoned, wait_until
+from ..waiting import abandoned, time_passes
 
 LEASE = 0.02
 
@@ -150,10 +150,7 @@ async def test_the_lease_is_renewed_while_the_check_runs(backend: Backend) -> No
 
         async def slow(takeover: Takeover) -> Resolution:
             asked.set()
-            ends = asyncio.get_running_loop().time() + 0.3
-            await wait_until(
-                lambda: asyncio.get_running_loop().time() > ends, description="the first lease is over"
-            )
+            await time_passes(0.3)  # the first lease is over
             return Resolution.done("late")
 
         claiming = asyncio.create_task(dedup.claim("k", resolve=slow))

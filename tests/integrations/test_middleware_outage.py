@@ -20,7 +20,7 @@ from fastdedup.integrations.prometheus import watch
 from fastdedup.model import BreakerState
 
 from ..servers import RedisServer
-from ..waiting import cancel, wait_until
+from ..waiting import cancel, time_passes, wait_until
 from .conftest import MakeShop
 from .desk import Desk, at, client, key, problem
 from .live import Call
@@ -177,10 +177,7 @@ async def test_a_handler_that_ends_after_its_lease_was_taken_over_does_not_answe
 async def test_the_lease_is_kept_while_the_handler_works(make_shop: MakeShop) -> None:
     async with make_shop(lease=0.2) as shop:
         go_on, first = await shop.held()
-        ends = asyncio.get_running_loop().time() + 0.6
-        await wait_until(
-            lambda: asyncio.get_running_loop().time() > ends, description="three leases are over"
-        )
+        await time_passes(0.6)  # three leases are over
         assert not shop.claim().lost
         go_on.set()
         assert ((await first).status_code, marks(await first)) == (201, set())
@@ -274,12 +271,10 @@ async def test_a_background_task_is_not_stopped_by_a_lease_that_ends_after_the_r
     ended = asyncio.Event()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        lease_ends = asyncio.get_running_loop().time() + 2.0
         own_redis.freeze()
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"done"})
-        past = lease_ends + 0.1
-        await wait_until(lambda: asyncio.get_running_loop().time() > past, description="the lease has ended")
+        await time_passes(2.1)  # the lease has ended
         ended.set()
 
     async with Dedup(own_redis.url, timeout=1.0, lease=2.0) as dedup:

@@ -15,7 +15,7 @@ from fastdedup.kernel.owners import Noted, draw_owner, owner_field
 from fastdedup.kernel.terms import Mode, terms
 from fastdedup.stores.memory import MemoryStore
 
-from ..virtual import virtual
+from ..virtual import pass_time, virtual
 from ..waiting import wait_until
 
 TERMS = terms(Mode.CLAIM, 60_000, 120_000, False)
@@ -77,7 +77,7 @@ async def test_a_claim_that_was_sent_twice_is_freed_at_its_time(closes: bool) ->
     entry = parts.store.entry(b"up")
     assert entry is not None
     orphans.add(op, entry.fence, free_at=30.0)
-    await wait_until(lambda: loop.time() > 29.0, description="its time is near", deadline=40.0)
+    await pass_time(29.0)  # its time is near
     if closes:
         await orphans.finish(1.0)
     assert parts.holds(b"up")

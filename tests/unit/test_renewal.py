@@ -14,7 +14,7 @@ from fastdedup.stores.memory import MemoryStore
 from fastdedup.testing import FakeStore, fake_dedup
 
 from ..fixtures import async_fixture
-from ..virtual import Link, virtual
+from ..virtual import Link, pass_time, virtual
 from ..waiting import wait_until
 
 
@@ -316,7 +316,7 @@ async def test_a_lease_is_kept_though_its_renewal_fell_due_while_the_claim_was_s
     loop = asyncio.get_running_loop()
     link = Link(MemoryStore(clock=loop.time))
     async with Dedup(link, lease=30.0, timeout=5.0) as dedup, dedup.claim("key") as claim:
-        await wait_until(lambda: loop.time() > 9.0, description="a renewal is near")
+        await pass_time(9.0)  # a renewal is near
         link.down, link.latency = True, 2.0
         with pytest.raises(UnavailableError):
             await getattr(claim, how)(**({} if how == "release" else {"within": 0.0}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from fastdedup import ConfigError, Outcome, Resolution, Takeover
 from fastdedup.sync import Dedup
 
 from ..fixtures import fixture_of
+from ..killable import until
 
 dedup = fixture_of(Dedup, "memory://", lease=0.3, holder="sync")
 
@@ -18,11 +20,12 @@ dedup = fixture_of(Dedup, "memory://", lease=0.3, holder="sync")
 def abandoned(dedup: Dedup, key: str) -> None:
     """Leave a claim behind, and return when its lease has ended."""
     dedup.claim(key)
-    over = threading.Event()
-    while not over.wait(0.005):
+
+    def is_over() -> bool:
         record = dedup.get(key)
-        if record is not None and record.lease is not None and record.lease < -0.002:
-            over.set()
+        return record is not None and record.lease is not None and record.lease < -0.002
+
+    until(is_over, "its lease has ended")
 
 
 def test_the_check_runs_in_the_callers_thread(dedup: Dedup) -> None:
@@ -30,7 +33,7 @@ def test_the_check_runs_in_the_callers_thread(dedup: Dedup) -> None:
 
     def check(takeover: Takeover) -> Resolution:
         heard.append((takeover.attempt, str(takeover.last_holder)[:5], threading.current_thread()))
-        threading.Event().wait(0.7)  # longer than the lease, which is renewed
+        time.sleep(0.7)  # longer than the lease, which is renewed
         return Resolution.done({"n": 7})
 
     abandoned(dedup, "k")
