@@ -80,6 +80,19 @@ class Transport(asyncio.Transport):
             self.closing = self.lost = True
             self._protocol.connection_lost(fault)
 
+    async def take(self, data: Sequence[bytes], slowly: bool) -> None:
+        """Hand pieces to the protocol; slowly: each once it reads on."""
+        for piece in data:
+            if self.closing:
+                break
+            self._protocol.data_received(piece)
+            if slowly:
+                await asyncio.sleep(0)
+                for _ in range(TURNS):
+                    if not self.paused or self.closing:
+                        break
+                    await asyncio.sleep(0)
+
     def pause_reading(self) -> None:
         self.paused = True
 
@@ -297,16 +310,7 @@ class Fuzz:
         connections: set[Any] = set()
         connection = RespConnection(self.namespaces, connections, WITH_STORES)
         transport = Transport(connection)
-        for piece in data:
-            if transport.closing:
-                break
-            connection.data_received(piece)
-            if slowly:
-                await asyncio.sleep(0)
-                for _ in range(TURNS):
-                    if not transport.paused or transport.closing:
-                        break
-                    await asyncio.sleep(0)
+        await transport.take(data, slowly)
         await self._settle(lambda: not connection.places, waits, "RESP")
         if not waits and transport.paused and not transport.closing:
             raise Finding("reading stays paused with nothing under way")
@@ -352,16 +356,7 @@ class Fuzz:
         names = self.namespaces
         connection = Counting(LIMITS, names.memory, names.turns, self.app, self._state)
         transport = Transport(connection)
-        for piece in data:
-            if transport.closing:
-                break
-            connection.data_received(piece)
-            if slowly:
-                await asyncio.sleep(0)
-                for _ in range(TURNS):
-                    if not transport.paused or transport.closing:
-                        break
-                    await asyncio.sleep(0)
+        await transport.take(data, slowly)
 
         def idle() -> bool:
             running = connection._running
