@@ -227,8 +227,9 @@ def Claimed(  # noqa: N802 - like FastAPI's own Depends() and Header()
         if isinstance(got, Response):
             raise _answer(exchange, got)
         if got is not None:
-            watch_handlers(request.scope)
+            # From here on nothing may come between the claim and `hold`: `AsgiExchange.run` ends the renewal.
             exchange.hold(request.scope, got, rule, docs)
+            watch_handlers(request.scope)
         return got
 
     return guarding(claimed, facts)

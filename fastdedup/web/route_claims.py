@@ -45,9 +45,7 @@ class RouteClaims:
         self.dedup = scoped(SCOPE)
         self.forms = scoped()  # the namespace in which the application issues its tokens
 
-    def claim(
-        self, name: str, mark: Fingerprint, *, owns_renewal: bool = False
-    ) -> Coroutine[Any, Any, Claim]:
+    def claim(self, name: str, mark: Fingerprint, *, owns_renewal: bool = True) -> Coroutine[Any, Any, Claim]:
         """Claim a record of `Rule.identify`. Raises what `Dedup.claim` raises.
 
         `owns_renewal`: see `ClaimCall.owns_renewal`.

@@ -67,7 +67,7 @@ class BackgroundClaims:
 
     def claim(self, name: str, mark: Fingerprint, *, blocks: bool = True) -> Awaitable[Claim]:
         """Claim a record of `Rule.identify`. Raises what `Dedup.claim` raises. `blocks`: see `run_in_background`."""
-        return self._make(lambda claims: claims.claim(name, mark), blocks)
+        return self._make(lambda claims: claims.claim(name, mark, owns_renewal=False), blocks)
 
     def redeem(self, token: str, subject: str | None, *, blocks: bool = True) -> Awaitable[Claim]:
         """Redeem a form's token. See `RouteClaims.redeem`."""

@@ -74,7 +74,7 @@ class AsgiGate:
             ClientLeft: its body did not come.
         """
         name, mark = await identify(claims.rule, self.lifespan, scope, exchange, key)
-        return await claims.claim(name, mark, owns_renewal=True)
+        return await claims.claim(name, mark)
 
 
 async def identify(
