@@ -197,14 +197,18 @@ class RowAnswer:
         self._lost.warn()
         return self._lost.result
 
+    @property
+    def encoded(self) -> Encoded:
+        """The result as the row keeps it, for a record of the same codec."""
+        return Encoded((self._kept.payload,))
+
     async def mirror(self, held: Settlement, within: float) -> None:
         """Complete a claim at the gate with it; see `Settlement.mirror`. Duplicates ask the row why it is lost."""
         if self._lost is not None:
             await held.free()
             return
-        payload = self._kept.payload
         is_json = type(held.gate.settings.codec) is JSONCodec and type(self._rules.codec) is JSONCodec
-        await held.mirror(Encoded((payload,)) if payload and is_json else self(), within=within)
+        await held.mirror(self.encoded if self._kept.payload and is_json else self(), within=within)
 
 
 class Receipt(AnyReceipt):

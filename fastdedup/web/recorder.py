@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from ..claim import Claim
+from ..codec import Encoded
 from ..errors import ClaimLostError, DedupError
 from .answers import WITHOUT_BODY, Settling, is_cut_short, lost, reaches, settling_of, storable, streams
 from .response import DEGRADED, REPLAYED, UNSTORED, Headers, Response
@@ -47,8 +48,10 @@ class Recorder:
         self.undone = False
         self.invalid = False
         # Mutable, of a transaction that commits with its response: has it committed, so that the response is sent in
-        # any case; is the response an earlier request's, from its row.
+        # any case; the response as its row keeps it, which is stored here too; is the response an earlier request's,
+        # from its row.
         self.committed = False
+        self.kept: Encoded | None = None
         self.replayed = False
         # Mutable, of the response: its head, the length that it tells, its body so far; is it passed on, is it a
         # stream; how many bytes were passed on; is it over, so that the claim is settled; the effect on the claim.
@@ -120,7 +123,7 @@ class Recorder:
         return body
 
     def end(self) -> Response:
-        """Take the response's end. Return the response to store; `how` tells its effect on the claim."""
+        """Take the response's end. Return the response to store, unless `kept` is stored; `how` tells the effect."""
         self.settled = True
         if self.invalid and not 300 <= self._status < 400:
             self.undone = True
@@ -130,7 +133,7 @@ class Recorder:
         # A committed response was looked at before its COMMIT, with the request's method.
         if not (self.undone or (not self.committed and self._is_broken(response))):
             self.how = settling_of(self.rule, response, self._path)
-        return storable(self.rule, response)
+        return storable(self.rule, response) if self.kept is None else response
 
     def _is_broken(self, response: Response) -> bool:
         """True if the body is shorter than its Content-Length; then it warns."""

@@ -280,7 +280,7 @@ class CommittedWork:
             # Until it is committed: a cancelled request leaves while its COMMIT goes on.
             recorder.undone = True
         try:
-            await self._steps.finish(self.transaction.commit(storable(self.rule, response)))
+            answer = await self._steps.finish(self.transaction.commit(storable(self.rule, response)))
         except CommitUnknown as unknown:
             log.error("%s: it is unknown whether a COMMIT took effect", self._path, exc_info=unknown.error)
             if self._key is None:
@@ -293,7 +293,8 @@ class CommittedWork:
                 raise await self.refuse(f"its headers have more than {HEAD_ROOM} bytes")
             raise
         if recorder is not None:
-            recorder.committed, recorder.undone = True, False
+            assert answer is not None, "a request with a claim has a row"
+            recorder.committed, recorder.undone, recorder.kept = True, False, answer.encoded
         return response
 
     async def refuse(self, why: str) -> ResultError:

@@ -41,7 +41,7 @@ async def settle_by(recorder: Recorder, response: Response) -> Marks | None:
         return recorder.marks() if lost is None else recorder.failed(lost)
     try:
         stored = await claim.settlement.record(
-            response,
+            response if recorder.kept is None else recorder.kept,
             succeeded=how is _COMPLETE,
             done=False,
             instead=lambda error: response.without_content(),  # its headers are too large
