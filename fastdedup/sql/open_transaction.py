@@ -24,7 +24,7 @@ from .bridge import driver_over, within
 from .dialects import fault_of
 from .dialects.base import Flow, Statement
 from .drivers import Driver
-from .drivers.base import flush, is_retryable, run
+from .drivers.base import is_retryable, run
 from .faults import DatabaseFault
 from .receipt import AnyReceipt, RowAnswer
 from .rules import Busy, check_busy
@@ -245,9 +245,10 @@ class OpenTransaction:
         self._block = block
 
     async def flush(self) -> None:
-        """Send the database what the work has left in a session; see `flush` of the drivers."""
-        if self.is_open and self._driver is not None:
-            await flush(self._driver)
+        """Send the database what the work has left in a session; see `Driver.flush`."""
+        sending = self._driver.flush() if self.is_open and self._driver is not None else None
+        if sending is not None:
+            await sending
 
     async def commit(self, result: Any, *, may_stay_nested: bool = False) -> RowAnswer | None:
         """Keep the result in the row, and commit; or roll back and raise. Return the row's answer, if there is a row.

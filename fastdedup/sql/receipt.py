@@ -16,21 +16,35 @@ from .rules import Found, InboxRules, TransactionEndedError, ended, left_nested
 
 T = TypeVar("T")
 _ANCHOR: Final = "fastdedup_once"
+_ACQUIRED: Final = Outcome.ACQUIRED  # naming an enum's member through its class costs 50 ns on Python 3.11
+_MISMATCH: Final = Outcome.MISMATCH
 
 
 class AnyReceipt:
     """The part that receipts of async and of synchronous code share. Its names are those of claims."""
 
-    __slots__ = ("_began_nested", "_completed", "_found", "_id", "_kept", "_lost", "_rules", "driver", "key")
+    __slots__ = (
+        "_began_nested",
+        "_completed",
+        "_database",
+        "_found",
+        "_id",
+        "_kept",
+        "_lost",
+        "_rules",
+        "driver",
+        "key",
+    )
 
     def __init__(self, rules: InboxRules, driver: Driver, key: str, row_id: bytes, found: Found) -> None:
         self._rules = rules
         self.driver = driver
         """The driver of the transaction; for `once`, which works below `complete`."""
+        self._database = driver.database
         self._id = row_id
         self._found = found
         rules.received[found.outcome] += 1
-        if found.outcome is Outcome.MISMATCH:
+        if found.outcome is _MISMATCH:
             raise MismatchError(
                 f"{key!r} was received before with another fingerprint: its publisher uses one key for two messages, "
                 "so dead-letter this one"
@@ -58,7 +72,7 @@ class AnyReceipt:
     @property
     def first(self) -> bool:
         """True if no transaction has committed this key: do the work, in the same transaction."""
-        return self._found.outcome is Outcome.ACQUIRED
+        return self._found.outcome is _ACQUIRED
 
     @property
     def result(self) -> Any:
@@ -105,30 +119,34 @@ class AnyReceipt:
             )
 
     def _anchor(self) -> str:
-        """Return the name of the savepoint. Another row in this transaction may have one, too.
+        """Return the name of the savepoint, or "" if the database needs none.
 
-        It differs within a nested transaction: work that leaves one open is refused, because its end would come last.
+        Another row in this transaction may have one, too. The name differs within a nested transaction: work that
+        leaves one open is refused, because its end would come last.
         """
-        driver = self.driver
-        if driver.is_nested():
+        dialect = self._rules.dialect(self._database)
+        if not dialect.anchors:
+            return ""
+        if self.driver.is_nested():
             return f"{_ANCHOR}_nested_{self._id.hex()}"
         # One name costs less: each driver has a cache of statements.
-        if self._rules.dialect(driver.database).keeps_equal_savepoints:
+        if dialect.keeps_equal_savepoints:
             return _ANCHOR
         return f"{_ANCHOR}_{self._id.hex()}"
 
     async def _complete(self, result: Any) -> None:
         """See `Receipt.complete`."""
         self._check_completion()
-        await self._keep(self._rules.complete(self.driver.database, self._id, result))
+        await self._keep(self._rules.complete(self._database, self._id, result))
 
     # Steps of `once`, below `complete`
 
     async def begin_work(self) -> None:
-        """Set a savepoint by which `finish` recognizes the transaction: `once` calls this before the work."""
+        """Set a savepoint, if `finish` recognizes the transaction by one: `once` calls this before the work."""
         driver, rules = self.driver, self._rules
         self._began_nested = driver.is_nested()
-        await run(driver, rules.dialect(driver.database).anchor(self._anchor()), rules.table_name)
+        if anchor := self._anchor():
+            await run(driver, rules.dialect(self._database).anchor(anchor), rules.table_name)
 
     async def finish(self, result: Any, look: bool) -> None:
         """Keep the work's result in the transaction that holds the row, before its COMMIT; see `InboxRules.finish`.
@@ -142,7 +160,7 @@ class AnyReceipt:
             raise ended()
         self._lost = result if isinstance(result, LostResult) else None
         try:
-            await self._keep(self._rules.finish(driver.database, self._id, result, self._anchor(), look=look))
+            await self._keep(self._rules.finish(self._database, self._id, result, self._anchor(), look=look))
         except TransactionEndedError as error:
             if driver.is_nested() and not self._began_nested:
                 raise left_nested() from error

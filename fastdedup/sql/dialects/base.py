@@ -107,6 +107,8 @@ class Dialect(ABC):
 
     name: ClassVar[str]
     quote: ClassVar[str] = '"'
+    anchors: ClassVar[bool] = True
+    """True if `finish` recognizes the transaction by the savepoint that `anchor` has set."""
     keeps_equal_savepoints: ClassVar[bool] = True
     """True if a savepoint is still there once a later one with its name has ended."""
     batch: ClassVar[int] = 1000
@@ -224,7 +226,7 @@ class Dialect(ABC):
         Args:
             row_id: the row's id.
             payload: the result; None for a row that keeps no result.
-            anchor: the name that was passed to `anchor`.
+            anchor: the name that was passed to `anchor`, if it sets any.
             look: check that the row still exists, even if that needs a statement of its own.
         """
         try:

@@ -44,6 +44,7 @@ class PostgreSQL(Dialect):
     """`ON CONFLICT DO NOTHING` waits for a twin in flight, and never fails."""
 
     name = "postgresql"
+    anchors = False
     batch = 3000
     mark_type = "uuid"
     age = "CAST(extract(epoch FROM now() - {}) AS double precision)"
@@ -147,12 +148,8 @@ class PostgreSQL(Dialect):
             for row_id, result, mark in found.rows
         }
 
-    def anchor(self, name: str) -> Flow[None]:
-        """See `Dialect`. The row itself shows which transaction has inserted it."""
-        yield from ()
-
     def finish(self, row_id: bytes, payload: bytes | None, anchor: str, *, look: bool) -> Flow[bool]:
-        """See `Dialect`. Both statements look at the row."""
+        """See `Dialect`. Both statements look at the row, which shows what transaction has inserted it."""
         if payload is not None:
             return bool((yield self.complete(row_id, payload)).count)
         return bool((yield Statement(self._is_own, (self._value(row_id),))).rows)

@@ -56,19 +56,12 @@ class Driver(ABC):
         """Run a statement; return its `Rows`, or an awaitable of them."""
 
     def flush(self) -> Any:
-        """Send what the work has left in a session; return an awaitable of its end, or None if there is none.
+        """Send what the work has left in a session, if its transaction is open.
 
-        Else it comes with the COMMIT, and its errors would leave it unknown whether that took effect.
+        Return an awaitable of its end, or None if there is none. Else it comes with the COMMIT, and its errors would
+        leave it unknown whether that took effect.
         """
         return None
-
-
-async def flush(driver: Driver) -> None:
-    """Send what the work has left in a session, if its transaction is open. It suspends only with an async driver."""
-    if driver.is_open():
-        sending = driver.flush()
-        if sending is not None:
-            await sending
 
 
 async def run(driver: Driver, flow: Flow[T], table_name: TableName) -> T:

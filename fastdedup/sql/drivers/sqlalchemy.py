@@ -87,7 +87,8 @@ class SyncDriver(Driver):
 
     def _has_unsent(self) -> bool:
         inner = self._inner
-        return isinstance(inner, Session) and bool(inner.new or inner.dirty or inner.deleted)
+        has_unsent = isinstance(inner, Session) and bool(inner.new or inner.dirty or inner.deleted)
+        return has_unsent and self.is_open()
 
     def execute(self, statement: Statement) -> Any:
         """Run a statement on the connection of the transaction, which begins with it.
