@@ -43,7 +43,7 @@ def token_header(field: str) -> Any:
     """Return the parameter of a token's header, which may be left out. `field`: the form's, for `describe`.
 
     Declare it as `str`: FastAPI takes twice as long to read a `str | None`. A key's header is no parameter, because
-    FastAPI would need a fifth of a claim's time to read it; `describe` adds it to the document.
+    to read it would be an eighth of what Claimed() costs; `describe` adds it to the document.
     """
     return Header(None, alias=HEADER, json_schema_extra={_MARK: {"field": field}})
 
