@@ -5,9 +5,10 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from inspect import Parameter, Signature
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from .checks import shown, signature_of, with_article
 from .errors import ConfigError, InvalidKeyError
@@ -178,8 +179,10 @@ def _check_place(rule: Callable[..., Any], taken: Signature, what: str, label: s
         return
     most = max(len(taken.parameters), len(wanted.parameters))
     for positional in range(most + 1):
-        ours, theirs = _keywords_after(taken, positional), _keywords_after(wanted, positional)
-        if ours and theirs and ours.are_taken_by(theirs) and theirs.are_taken_by(ours):
+        needed = [*_needed_after(taken, positional), *_needed_after(wanted, positional)]
+        with suppress(TypeError):  # such a call does not fit one of them
+            for each in (taken, wanted):
+                each.bind(*[None] * positional, **dict.fromkeys(needed))
             return
     raise ConfigError(
         f"{what}= takes ({', '.join(wanted.parameters)}), and no call of "
@@ -187,31 +190,12 @@ def _check_place(rule: Callable[..., Any], taken: Signature, what: str, label: s
     )
 
 
-class _Keywords(NamedTuple):
-    """The keyword arguments that a function takes after its positional ones."""
-
-    required: set[str]
-    known: set[str]
-    takes_any: bool
-
-    def are_taken_by(self, other: _Keywords) -> bool:
-        """True if another function takes each keyword that this one requires."""
-        return other.takes_any or self.required <= other.known
-
-
-def _keywords_after(signature: Signature, positional: int) -> _Keywords | None:
-    """Return the keywords after this number of positional arguments; None if the function cannot take that number."""
+def _needed_after(signature: Signature, positional: int) -> list[str]:
+    """Return the names of the arguments that a call needs after this number of positional ones."""
     parameters = signature.parameters.values()
-    kinds = {each.kind for each in parameters}
-    places = [each for each in parameters if each.kind in _BY_PLACE]
-    if positional > len(places) and Parameter.VAR_POSITIONAL not in kinds:
-        return None
-    rest = [*places[positional:], *(each for each in parameters if each.kind is Parameter.KEYWORD_ONLY)]
-    required = {each.name for each in rest if each.default is Parameter.empty}
-    if any(each.name in required for each in rest if each.kind is Parameter.POSITIONAL_ONLY):
-        return None
-    known = {each.name for each in rest if each.kind is not Parameter.POSITIONAL_ONLY}
-    return _Keywords(required, known, Parameter.VAR_KEYWORD in kinds)
+    rest = [each for each in parameters if each.kind in _BY_PLACE][positional:]
+    rest += [each for each in parameters if each.kind is Parameter.KEYWORD_ONLY]
+    return [each.name for each in rest if each.default is Parameter.empty]
 
 
 class CallRules:

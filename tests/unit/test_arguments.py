@@ -103,6 +103,15 @@ def test_a_rule_that_asks_for_what_is_not_there_is_refused_when_it_decorates(rul
         CallRules(rule).of(place)
 
 
+def test_a_rule_for_an_argument_that_stands_in_another_place_is_refused_when_it_decorates() -> None:
+    """Each call that gives the rule its `a` would give the function's `a` twice."""
+
+    def place(a: str = "", *rest: str, **others: str) -> None: ...
+
+    with pytest.raises(ConfigError, match="no call of"):
+        CallRules(lambda x, /, *, a: a).of(place)
+
+
 @pytest.mark.parametrize("rule", [lambda order: f"{order.id}", lambda u, o: f"{o}", by("order.id")])
 @pytest.mark.parametrize(
     ("args", "kwargs", "says"),
