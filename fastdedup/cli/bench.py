@@ -34,7 +34,7 @@ from rich.text import Text
 from ..checks import check_seconds
 from ..gateway import Dedup
 from .gate import gate_options, run
-from .terminal import bar_console, print_json
+from .terminal import AnsweringCommand, bar_console, print_json
 
 LEASE_MS = 30_000
 GC_THRESHOLDS = (50_000, 20, 100)
@@ -297,7 +297,7 @@ def reason(error: BaseException) -> str:
 # The command
 
 
-@click.command()
+@click.command(cls=AnsweringCommand)
 @click.option(
     "--rounds",
     type=click.IntRange(1, 1_000),
@@ -318,7 +318,7 @@ def bench(rounds: int, seconds: float, url: str, namespace: str, as_json: bool) 
 
     Nothing is flushed or deleted. Every run has a new namespace, which begins with the given name; a turn leaves up
     to 100,000 keys there, which expire within two minutes. A row that could not be measured has the reason, and
-    the command exits with 1.
+    the command exits with 1; with 3 if no store answers, with 2 after any other error.
     """
     seconds = check_seconds(seconds, "--seconds")  # click's ranges accept nan
     plan = Plan(url, rounds, seconds, namespace=f"{namespace}-{secrets.token_hex(3)}")

@@ -19,7 +19,7 @@ from ..compiled import build
 from ..gateway import Dedup
 from ..sidecar.urls import without_secrets
 from .gate import ask, gate_options
-from .terminal import print_json
+from .terminal import AnsweringCommand, print_json
 
 _PAYMENT = 0.001  # seconds; the clicks of a double click overlap in it
 _WAIT = 5.0  # seconds that a click waits for the answer to the first one
@@ -138,7 +138,7 @@ def violations(sale: Sale, due: int) -> Iterator[str]:
         yield f"every click was to get the first click's answer, but {sale.differing} did not"
 
 
-@click.command(short_help="Hold a flash sale without the gate, then with it.")
+@click.command(cls=AnsweringCommand, short_help="Hold a flash sale without the gate, then with it.")
 @click.option("--buyers", type=click.IntRange(1, 1_000_000), default=10_000, show_default=True)
 @click.option(
     "--clicks",
@@ -154,8 +154,8 @@ def violations(sale: Sale, due: int) -> Iterator[str]:
 def demo(buyers: int, clicks: int, stock: int, url: str, namespace: str, as_json: bool) -> None:
     """Hold a flash sale without the gate, then with it, and check that each promise was kept.
 
-    Names each broken promise, and exits with 1 if there is one. Every run has a new namespace, which begins with
-    the given name; its records expire within a minute.
+    Names each broken promise, and exits with 1 if there is one, with 3 if no store answers, with 2 after any other
+    error. Every run has a new namespace, which begins with the given name; its records expire within a minute.
     """
     # A deadline that is long enough for a busy laptop; a web shop would set a shorter one.
     prefix = f"{namespace}-{secrets.token_hex(4)}"
