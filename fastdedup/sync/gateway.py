@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import TracebackType
-from typing import Any, Literal, ParamSpec, Self, TypeVar, overload
+from typing import Any, Literal, Self, overload
 
 from ..arguments import CallRules
 from ..checks import Seconds, check_seconds
@@ -18,7 +17,7 @@ from ..gateway import Dedup as AsyncDedup
 from ..kernel.keyspace import READABLE_BYTES
 from ..machine import Transitions
 from ..model import Batching, BreakerState
-from ..once import FewArguments
+from ..once import FewArguments, P, T
 from ..results.declared import R
 from ..stores.base import Credentials, Store
 from .background import Bound, PerProcess
@@ -31,9 +30,6 @@ from .machine import StateMachine
 from .once import once
 from .resolving import SyncCheck
 from .tokens import Tokens
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 _STEPS = 8
 """The longest time of a call, opening included, in deadlines of one operation."""
@@ -98,12 +94,7 @@ class Dedup(Inspected):
     def __enter__(self) -> Self:
         return self.open()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     @property

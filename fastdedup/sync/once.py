@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from ..admin.resolving import check_resolve
 from ..arguments import CallRules
@@ -14,12 +14,10 @@ from ..claim import Claim
 from ..core.options import ClaimOptions
 from ..errors import ConfigError, UsageError
 from ..gateway import Dedup as AsyncDedup
+from ..once import P, T
 from ..results.declared import LostResult, Results
 from .background import Bound
 from .claiming import claim_now
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 def check_blocking(function: Callable[..., Any], otherwise: str) -> None:
