@@ -525,6 +525,7 @@ ANSWERING: list[tuple[str, ...]] = [
     ),
     *((*command, NOWHERE) for command in (["conformance"], ["ledger", "stats", "k"])),
     ("ledger", "resize", "k", "--capacity=9", NOWHERE),
+    ("ledger", "create", "k", "--window=7d", "--capacity=9", NOWHERE),
     ("dead-letters", "replay", "orders.dead", "--all", NO_BROKER),
 ]
 

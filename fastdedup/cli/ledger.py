@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from ..errors import ConfigError
 from ..gateway import Dedup
 from ..ledger.client import Ledger
 from ..ledger.current_form import read_form
@@ -33,7 +34,7 @@ def ledger() -> None:
     """Create a ledger, which remembers ids for days in some 12 bytes each, look at it, and resize it."""
 
 
-@ledger.command()
+@ledger.command(cls=AnsweringCommand)
 @click.argument("name")
 @click.option(
     "--window",
@@ -72,9 +73,9 @@ def create(
 ) -> None:
     """Create the ledger NAME, so that your service finds it. It takes no memory before it has ids.
 
-    Exits with 1 if it was created with other settings, or if the store evicts keys. A service that names the same
-    settings creates it by itself; a service that names others gets an error from now on. A ledger that is not used
-    for two windows and a day is forgotten.
+    Exits with 1 if it was created with other settings, or if the store evicts keys, with 3 if no store answers, with
+    2 after any other error. A service that names the same settings creates it by itself; a service that names others
+    gets an error from now on. A ledger that is not used for two windows and a day is forgotten.
     """
     settings: dict[str, Any] = {"window": window, "capacity": capacity, "allow_eviction": allow_eviction}
     settings |= {"dense": dense}
@@ -175,7 +176,10 @@ async def _created(dedup: Dedup, name: str, settings: dict[str, Any]) -> bool:
     async with dedup:
         made = dedup.ledger(name, **settings)
         former = await read_form(dedup.gate, name)
-        await made.open()
+        try:
+            await made.open()
+        except ConfigError as error:
+            raise click.ClickException(str(error)) from error  # it exits with 1
         return former is None
 
 
