@@ -127,7 +127,7 @@ class HeldClaim:
 
     @property
     def json_of(self) -> Callable[[Any], bytes]:
-        """Makes the JSON of a result: see `codec.encode`."""
+        """Makes the JSON of a result, for the type that the caller declared, if any: see `codec.encode`."""
         reader = self.op.reader
         return completed_json if reader is None else partial(json_for, reader)
 

@@ -271,7 +271,7 @@ def _unknown(declared: Any, error: NameError) -> ConfigError:
 
 
 def json_for(reader: ResultReader, result: Any) -> bytes:
-    """Return the JSON of a result of `complete` for a reader.
+    """Return the JSON of a result of `complete` for the reader of its declared type.
 
     Raises:
         ResultError: a duplicate would read something else, or nothing.
@@ -303,9 +303,8 @@ def read_as(declared: Any, payload: bytes, key: str, codec: Codec) -> Any:
     except NameError as error:
         raise _unknown(reader.declared, error) from None
     if not is_taken:
-        found, wanted = (
-            "no result" if value is None else _kind_of(value),
-            with_article(shown(reader.declared)),
+        found = "no result" if value is None else _kind_of(value)
+        raise ResultError(
+            f"{key!r} was completed with {found}, not with {with_article(shown(reader.declared))}"
         )
-        raise ResultError(f"{key!r} was completed with {found}, not with {wanted}")
     return value
