@@ -12,8 +12,7 @@ from typing import Any, Final
 
 from .checks import shown, signature_of, with_article
 from .errors import ConfigError, InvalidKeyError
-from .keys import Fingerprint, key_part
-from .keys import fingerprint as mark_of
+from .keys import Fingerprint, key_part, mark_of
 
 _VARIADIC: Final = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 _BY_PLACE: Final = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
@@ -241,8 +240,7 @@ class CallRules:
         scope = self.scope
 
         def key_and_mark(args: Any, kwargs: Any) -> tuple[str, Fingerprint | None]:
-            value = None if value_of is None else value_of(args, kwargs)
-            mark = None if value is None else mark_of(value)
+            mark = None if value_of is None else mark_of(value_of(args, kwargs))
             key = key_of(args, kwargs)
             # An empty key stays empty, so that it is refused.
             return scope + key if scope and key and isinstance(key, str) else key, mark
