@@ -292,12 +292,14 @@ def test_a_client_that_does_not_read_is_closed(serve: Serve) -> None:
     until(lambda: not sidecar.server.connections, "it forgets the connection")
 
 
-def test_a_client_that_does_not_read_its_last_answer_is_closed(serve: Serve) -> None:
+@pytest.mark.parametrize("before", [1, 8], ids=["while it closes", "before it closes"])
+def test_a_client_that_does_not_read_its_last_answer_is_closed(serve: Serve, before: int) -> None:
     sidecar = serve(limits=Limits(request_timeout=0.2))
     with sidecar.raw() as raw:
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         many = [{"op": "claim", "key": f"k{number}"} for number in range(1000)] * 1
-        raw.sendall(request(many, "/v1/batch") * 8 + request(many, "/v1/batch", "connection: close"))
+        raw.sendall(request(many, "/v1/batch") * before + request(many, "/v1/batch", "connection: close"))
+        until(lambda: sidecar.server.connections, "it has accepted the connection")
         until(lambda: not sidecar.server.connections, "it forgets the connection")
 
 

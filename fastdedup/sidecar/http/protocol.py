@@ -235,7 +235,7 @@ class HttpProtocol(asyncio.Protocol):
             self._untold.add(self.handing_over)
 
     def pause_writing(self) -> None:
-        """Wait for a client that does not read, for some seconds (asyncio calls this)."""
+        """Wait for a client that does not read, for some seconds, also once it closes (asyncio calls this)."""
         self.flow.pause_writing()
         self.unread.begin()
         self._slow = self.loop.call_later(self._limits.request_timeout, self.cut)
@@ -362,7 +362,6 @@ class HttpProtocol(asyncio.Protocol):
     def _next(self) -> None:
         """Go on with the next request."""
         if self.transport.is_closing():
-            self._end_soon()
             return
         self.flow.read_while(not self.full)
         if self.pipeline:
@@ -381,7 +380,6 @@ class HttpProtocol(asyncio.Protocol):
         latest = self._latest
         if latest is None or latest.answered:
             self.transport.close()
-            self._end_soon()
             return
         latest.keep_alive = False
         if self._running is not None:
@@ -491,9 +489,3 @@ class HttpProtocol(asyncio.Protocol):
         self._app.turned_down(farewell)
         self._send(last_answer(farewell.facts(farewell.about)))
         self.transport.close()
-        self._end_soon()
-
-    def _end_soon(self) -> None:
-        """Abort after some seconds: closing waits until the client has read the rest."""
-        self._relax()
-        self._timer = self.loop.call_later(self._limits.request_timeout, self.cut)

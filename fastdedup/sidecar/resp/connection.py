@@ -309,7 +309,7 @@ class RespConnection(asyncio.Protocol):
             return fault.before
 
     def _go_on(self) -> None:
-        undo(_IN_ONE_TURN, self._untold)
+        undo(_IN_ONE_TURN if self._lost else 0, self._untold)
         self._run_all(self._next_commands(_IN_ONE_TURN))
         self._weigh()
         self._resume()
