@@ -16,6 +16,7 @@ from typing import Any
 import hiredis
 import pytest
 import redis
+from uvicorn.server import ServerState
 
 from fastdedup import Dedup
 from fastdedup.core.wakeups import Wakeups
@@ -24,6 +25,8 @@ from fastdedup.kernel.operations import ClaimOp, Op, ReadOp, ReleaseOp, Reply
 from fastdedup.kernel.owners import draw_owner
 from fastdedup.kernel.terms import Mode, terms
 from fastdedup.kernel.verbs import Verb
+from fastdedup.sidecar.http.application import HttpApp
+from fastdedup.sidecar.http.protocol import HttpProtocol
 from fastdedup.sidecar.limits import Limits
 from fastdedup.sidecar.namespaces import Namespaces, RawCodec
 from fastdedup.sidecar.resp.commands import WITH_STORES
@@ -429,6 +432,31 @@ async def test_what_all_replies_of_a_write_that_fails_have_granted_is_taken_back
 
         async def taken_back() -> bool:
             return await states() == [told, "released", "released", "released"]
+
+        await wait_until(taken_back, description="all is taken back")
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+async def test_an_answer_before_one_that_fails_is_taken_back_only_if_it_is_unread(is_read: bool) -> None:
+    """Fault: over HTTP it never was."""
+    async with Dedup(MemoryStore(), codec=RawCodec()) as root:
+        namespaces, (here, there) = Namespaces(root), socket.socketpair()
+        limits, memory, turns = namespaces.limits, namespaces.memory, namespaces.turns
+        _, connection = await asyncio.get_running_loop().connect_accepted_socket(
+            lambda: HttpProtocol(limits, memory, turns, HttpApp(namespaces), ServerState()), there
+        )
+        with here:
+            here.sendall(post("/v1/claims", {"key": "before"}))
+            await wait_until(lambda: select.select([here], [], [], 0)[0], description="the answer is there")
+            wire, owner = (await root.claim("a")).settlement.held_key
+            if is_read:
+                here.recv(1000)
+        connection.respond(b"HTTP/1.1 201 Created\r\n", b"", ((root, wire, owner),))
+
+        async def taken_back() -> bool:
+            records = [await root.get(key) for key in ("before", "a")]
+            told = "processing" if is_read else "released"
+            return [record.state for record in records if record] == [told, "released"]
 
         await wait_until(taken_back, description="all is taken back")
 

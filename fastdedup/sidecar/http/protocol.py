@@ -66,7 +66,7 @@ class HttpProtocol(asyncio.Protocol):
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
         # Mutable, of the connection: its transport; its client's process, if the system tells it; its flow; the bytes
         # that the client has not read; has the client hung up; callbacks for its end; what the answer on its way
-        # grants.
+        # grants; has a later one failed.
         self.transport: asyncio.Transport
         self.peer: Any = None
         self.flow: Flow
@@ -74,6 +74,7 @@ class HttpProtocol(asyncio.Protocol):
         self.gone = False
         self.on_gone: list[Callable[[], None]] = []
         self.handing_over: Sequence[Grant] = ()
+        self._write_failed = False
         # Mutable: the bytes of the running request's body that the application has taken; the bytes of all requests
         # that have come in part, or wait.
         self.body_taken = 0
@@ -231,7 +232,8 @@ class HttpProtocol(asyncio.Protocol):
             if request is not None and not request.answered:
                 request.hang_up()
         self.parser = None  # it refers to this object: no cycle is left behind
-        if exc is not None:  # the client closed before it read our bytes, or before we wrote
+        write_failed = self._write_failed and isinstance(exc, BrokenPipeError)  # all before it may be read
+        if exc is not None and (not write_failed or is_unread(self.transport)):
             self._untold.add(self.handing_over)
 
     def pause_writing(self) -> None:
@@ -429,8 +431,12 @@ class HttpProtocol(asyncio.Protocol):
 
     def _send(self, data: bytes, grants: Sequence[Grant] = ()) -> None:
         """Send this; what was sent before may be read by now, so its grants are the client's."""
-        self.handing_over, self.used_at = grants, self.loop.time()
         self.transport.write(data)
+        if self.transport.is_closing():  # the client gets no byte of this; `connection_lost` comes next
+            self._untold.add(grants)
+            self._write_failed = True
+            return
+        self.handing_over, self.used_at = grants, self.loop.time()
         if self.unread.since:
             self.unread.add(len(data))
 
