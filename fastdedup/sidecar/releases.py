@@ -87,10 +87,11 @@ class UntoldGrants:
     def _go_on(self) -> None:
         line = self._line
         some = len(line) if self._is_over else max(_IN_ONE_TURN, len(line) - _MOST_WAITING)
-        take_back([line.popleft() for _ in range(min(some, len(line)))])
+        grants = [line.popleft() for _ in range(min(some, len(line)))]
         self._due = bool(line)
         if line:
             self._go_on_later(self._go_on)
+        take_back(grants)  # last: an error of one keeps no other one waiting for ever
 
 
 class ReleaseQueue:
