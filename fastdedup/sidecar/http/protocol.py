@@ -345,7 +345,7 @@ class HttpProtocol(asyncio.Protocol):
             self._begin(cast(HttpRequest, self._running))
 
     def _begin(self, request: HttpRequest) -> None:
-        quick = request.whole and not self.flow.write_paused and not request.expects_continue
+        quick = request.whole and not self.unread.since and not request.expects_continue
         if not quick or not self._app.quick(self, request):
             task = self.loop.create_task(self._app(self, request), name="fastdedup-answer")
             self._state.tasks.add(task)

@@ -45,11 +45,6 @@ class Flow:
         self._writable = asyncio.Event()
         self._writable.set()
 
-    @property
-    def write_paused(self) -> bool:
-        """True while the client does not read its answers."""
-        return not self._writable.is_set()
-
     def read_while(self, room: bool) -> None:
         """Read while there is room, and stop reading while there is not."""
         if room is self._reading:
