@@ -18,13 +18,13 @@ local function without(bucket, tags, old, place, tag, width)
   return sub(bucket, 1, place - 1) .. sub(bucket, place + step, tags - 1) .. string.rep('\0', step) .. sub(bucket, tags)
 end
 
-local function remove(key, digest, nonce, slot, bits)
-  local code, bucket, tags, old, place, tag = look(key, digest, nonce, slot, bits)
-  if code == ALREADY and nonce ~= '' then return ABSENT end
+local function remove(key, entry, run)
+  local code, bucket, tags, old, place, tag = look(key, entry, run)
+  if code == ALREADY and #entry > run.width then return ABSENT end
   if code ~= OK and code ~= ALREADY then return code end
-  if bits then return bits.remove(bucket, tags, digest) or OK end -- there the place stands behind the bucket
-  return put('SET', key, without(bucket, tags, old, place, tag, #digest), 'KEEPTTL') or OK
+  if run.bits then return run.bits.remove(bucket, tags, sub(entry, 1, run.width)) or OK end -- `tags`: the place
+  return put('SET', key, without(bucket, tags, old, place, tag, run.width), 'KEEPTTL') or OK
 end
 
-each_id(3, remove)
+each_run(3, remove, run_of, true)
 return reply

@@ -9,5 +9,5 @@
 
 -- Here stands _look.lua.
 
-each_id(4, look)
+each_run(4, look, function(a) return run_of(a, a + 3) end, true)
 return reply

@@ -289,7 +289,7 @@ LEDGERS = {
     "lua/forget_id.lua": [
         Mutant(
             "What one call has remembered is removed for another call.",
-            "if code == ALREADY and nonce ~= '' then return ABSENT end",
+            "if code == ALREADY and #entry > run.width then return ABSENT end",
             "",
         ),
     ],
