@@ -28,7 +28,7 @@ from fastdedup.stores.redis.url import ServerURL
 
 from .far_end import Packet
 from .network import SimulatedTransport
-from .servers import PROMOTED, READONLY, Server, ServersNetwork, bulk, name_of, server_of
+from .servers import PROMOTED, Server, ServersNetwork, bulk, name_of, server_of
 
 MOVED = 0.3
 """Seconds until a slot that begins to move has moved. Its keys have moved after half of them."""
@@ -213,9 +213,6 @@ class ClusterNetwork(ServersNetwork):
         return b"+OK\r\n" * asking + (refusal or super()._answer(transport, number))
 
     def _answer_undeclared(self, server: Server, number: int, ops: Sequence[Op]) -> bytes:
-        if all(server is not pair[0] for pair in self.slots.pairs):
-            self.refused.add(number)
-            return READONLY
         self.replies[number] = [
             Code.ELSEWHERE if self.slots.refusal(server, [op], False) else self._far_end.apply(op)
             for op in ops

@@ -112,15 +112,18 @@ def with_sentinels(scenario: str, every: int, *, thorough: bool = False) -> Iter
             yield from cancelled(run._replace(fates=((number, fate),)), 2 + turn % every, every)
 
 
-def failovers(scenario: str, every: int = 1) -> Iterator[Outcome]:
+def failovers(run: Run, every: int = 1) -> Iterator[Outcome]:
     """Simulate two failovers: one at each packet, and a second one at each packet that follows.
 
-    `every`: only so many-th of these pairs.
+    `every`: only so many-th of these pairs. On a Cluster a slot that moves counts as one, too.
     """
-    run, turn = Run(scenario, sentinels=True), 0
-    for first in product(range(simulate(run).packets + FURTHER), SENTINEL_FATES):
+    first_fates, second_fates = (
+        (CLUSTER_FATES, CLUSTER_FATES) if run.cluster else (SENTINEL_FATES, SECOND_FATES)
+    )
+    turn = 0
+    for first in product(range(simulate(run).packets + FURTHER), first_fates):
         packets = simulate(run._replace(fates=(first,))).packets + FURTHER
-        for second in product(range(first[0] + 1, packets), SECOND_FATES):
+        for second in product(range(first[0] + 1, packets), second_fates):
             turn += 1
             if turn % every == 0:
                 yield simulate(run._replace(fates=(first, second)))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from .exploring import on_cluster
+from .cluster import FORMS
+from .exploring import failovers, on_cluster
+from .simulation import Run
 from .test_simulation import NIGHTLY, accepted_in, pytestmark
 
 assert pytestmark
@@ -19,11 +21,31 @@ FEWEST = {
     "first": 60,
 }
 """Scenarios that are simulated here, and the least runs of each."""
+TWICE = {
+    "claim_and_complete": 6,
+    "redeem": 5,
+    "wait": 15,
+    "renew": 8,
+    "lock": 20,
+    "claim_many": 11,
+    "first": 8,
+}
+"""The same with two failovers, in each form of a batch."""
 EVERY = 1 if NIGHTLY else 60
 """The steps at which a client whose packets meet a fate is cancelled."""
+PAIRS = 1 if NIGHTLY else 31
+"""Every so many-th pair of failovers."""
 
 
 @pytest.mark.timeout(8 * 3600 if NIGHTLY else 300)
 @pytest.mark.parametrize("scenario", FEWEST)
 def test_the_promises_are_kept_on_a_cluster(scenario: str) -> None:
     assert not accepted_in(scenario, on_cluster(scenario, EVERY, thorough=NIGHTLY), FEWEST[scenario])
+
+
+@pytest.mark.timeout(8 * 3600 if NIGHTLY else 300)
+@pytest.mark.parametrize("scenario", TWICE)
+@pytest.mark.parametrize("form", FORMS)
+def test_the_promises_are_kept_in_two_failovers(scenario: str, form: str) -> None:
+    outcomes = failovers(Run(scenario, cluster=form), PAIRS)
+    assert not accepted_in(scenario, outcomes, TWICE[scenario])

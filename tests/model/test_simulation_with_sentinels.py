@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 
 from .exploring import failovers, with_sentinels
+from .simulation import Run
 from .test_simulation import NIGHTLY, accepted_in, pytestmark
 
 assert pytestmark
@@ -49,5 +50,5 @@ def test_the_promises_are_kept_in_a_failover(scenario: str) -> None:
 @pytest.mark.parametrize("scenario", TWICE)
 def test_the_promises_are_kept_in_two_failovers(scenario: str) -> None:
     """The second primary may end too, and the former one come back with what it had."""
-    outcomes = failovers(scenario, PAIRS)
+    outcomes = failovers(Run(scenario, sentinels=True), PAIRS)
     assert set(accepted_in(scenario, outcomes, TWICE[scenario])) == {"forgotten by a failover"}
