@@ -34,7 +34,8 @@ final class Once implements AutoCloseable {
             } catch (IOException error) { // the work is done: it must not run again
                 var stopped = false;
                 try {
-                    if (tries < 3) { Thread.sleep(1000); continue; }
+                    var lasts = String.valueOf(error.getMessage()).matches("(CLAIMLOST|NOPERM|ERR (?!internal)).*");
+                    if (tries < 3 && !lasts) { Thread.sleep(1000); continue; }
                 } catch (InterruptedException e) {
                     stopped = true; // and told below, because a channel closes under an interrupted thread
                 }

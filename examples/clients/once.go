@@ -18,6 +18,7 @@ var sidecar = http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{
 type answer struct {
 	Outcome, Owner, Title string
 	Fence                 int64
+	Status                int
 	Result                json.RawMessage
 }
 
@@ -56,13 +57,14 @@ func once(key string, work func(fence int64) (any, error)) (json.RawMessage, err
 		return nil, err
 	}
 	failed = false
+	var said answer
 	result, err := json.Marshal(done)
 	if err == nil {
 		mine["result"] = json.RawMessage(result)
-		_, err = ask("/complete", mine)
-		for tries := 1; err != nil && tries < 3; tries++ {
+		said, err = ask("/complete", mine)
+		for tries := 1; err != nil && tries < 3 && (said.Status/100 != 4 || said.Status == 429); tries++ {
 			time.Sleep(time.Second)
-			_, err = ask("/complete", mine)
+			said, err = ask("/complete", mine)
 		}
 	}
 	if err != nil { // the work is done: it must not run again

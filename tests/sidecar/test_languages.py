@@ -21,7 +21,7 @@ import pytest
 
 from ..fixtures import fixture_with
 from ..servers import DEADLINE, RedisServer
-from .running import Sidecar
+from .running import Sidecar, figure
 
 CLIENTS = Path(__file__).parents[2] / "examples" / "clients"
 PROGRAMS = Path(__file__).parent / "languages"
@@ -193,11 +193,19 @@ def test_nothing_runs_without_a_sidecar(client: Client, key: str) -> None:
     assert client.effects == 0
 
 
+def completions(sidecar: Sidecar) -> float:
+    """Return how many tries to complete found a claim lost."""
+    labels = {"namespace": "fastdedup", "verb": "complete", "outcome": "claim_lost"}
+    return figure(sidecar.figures(), "fastdedup_operations_total", **labels)
+
+
 def test_a_claim_that_was_lost_is_an_error(client: Client, key: str, sidecar: Sidecar) -> None:
-    """Its result is not stored, so nobody is told that it was."""
+    """Its result is not stored, so nobody is told that it was. Another try of `complete` would change nothing."""
+    before = completions(sidecar)
     lost = client.once(key, f"echo ran >> effects; redis-cli -s {sidecar.path} FD.FORGET '{key}'")
     assert lost.returncode != 0
     assert re.search("The claim is not, or no longer|CLAIMLOST", lost.stderr + lost.stdout)
+    assert completions(sidecar) == before + 1
     assert client.effects == 1
 
 
