@@ -196,7 +196,9 @@ class Consumer(PullingConsumer[SqsMessage]):
 
     async def _call(self, name: str, **given: Any) -> dict[str, Any]:
         call = partial(getattr(self._client, name), **given)
-        return await call() if self._is_async else await run_sync(call, limiter=self._threads)
+        # A queue that hangs is left to its thread: a consumer that ends does not wait for boto3's read_timeout.
+        in_thread = partial(run_sync, limiter=self._threads, abandon_on_cancel=True)
+        return await call() if self._is_async else await in_thread(call)
 
     async def _open(self) -> None:
         reply = await self._call("get_queue_attributes", QueueUrl=self._url, AttributeNames=["All"])
