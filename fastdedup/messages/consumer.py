@@ -28,7 +28,7 @@ from .keys import KeyRule
 from .rules import LAYING_PAUSE
 from .settings import GRACE, ConsumerSettings, deliveries_of
 
-_GOODBYE: Final = 5.0
+GOODBYE: Final = 5.0
 """Seconds that a broker gets at least for a read under way, and for messages that go back, when its consumer ends."""
 _CANCELLED: Final = "a task of the consumer was cancelled, without a cancelled run() or a call of stop()"
 T = TypeVar("T")
@@ -298,7 +298,7 @@ class BrokerConsumer(ABC, Generic[Message, JobT]):
     async def _cut_off(self, taking: anyio.CancelScope) -> None:
         """End a read that lasts after `stop`: its broker does not answer, and its client waits without a limit."""
         await self._stop.wait()
-        await anyio.sleep(max(self._grace, _GOODBYE))
+        await anyio.sleep(max(self._grace, GOODBYE))
         taking.cancel()
 
     def _start(self, job: JobT) -> None:
@@ -375,7 +375,7 @@ class BrokerConsumer(ABC, Generic[Message, JobT]):
             await self._until_ended(self._jobs)
         for job in tuple(self._jobs):
             job.scope.cancel()
-        with anyio.move_on_after(_GOODBYE):  # they go back, unless the broker does not answer
+        with anyio.move_on_after(GOODBYE):  # they go back, unless the broker does not answer
             await self._until_ended(self._jobs)
 
     async def _until_ended(self, jobs: set[JobT]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import pytest
@@ -194,7 +194,12 @@ Open = Callable[[], AbstractAsyncContextManager[Any]]
 FACES: dict[str, tuple[Any, str, Any, dict[str, Any]]] = {
     "kafka": (OnKafka, "kafka", test_kafka.shop_of, {}),
     "nats": (OnNats, "nats", test_nats.shop_of, {}),
-    "streams of RESP2": (OnStreams, "streams", test_redis_streams.shop_of, {"protocol": 2}),
+    "streams of RESP2": (
+        OnStreams,
+        "streams",
+        test_redis_streams.shop_of,
+        {"protocol": 2, "socket_timeout": None},
+    ),
     "streams decoded": (
         OnDecodedStreams,
         "streams",
@@ -228,6 +233,12 @@ def open_face(request: pytest.FixtureRequest) -> Open:
             yield face(shop)
 
     return open_one
+
+
+@pytest.fixture
+def broker(request: pytest.FixtureRequest) -> Any:
+    """The server of the face."""
+    return request.getfixturevalue(FACES[request.node.callspec.params["open_face"]][1])
 
 
 async def is_empty(face: Face) -> bool:
@@ -368,6 +379,27 @@ async def test_grace_cuts_off_a_handler_and_frees_its_message_and_key(
         async with face.at_work(dedup, rest):
             await wait_until(lambda: rest.done == ["a"], description="the next consumer does it")
         await wait_until(lambda: is_empty(face), description="nothing is left")
+
+
+@pytest.mark.parametrize("begun", [0, 1])
+async def test_a_broker_that_hangs_does_not_keep_a_consumer_from_its_end(
+    open_face: Open, broker: Any, redis_url: str, monkeypatch: pytest.MonkeyPatch, begun: int
+) -> None:
+    """A client without a timeout waits for ever, and a call of boto3 in a thread cannot be ended."""
+    monkeypatch.setattr("fastdedup.messages.consumer.GOODBYE", 0.1)
+    monkeypatch.setattr("fastdedup.integrations.rabbitmq.consumer.GOODBYE", 0.1)
+    async with open_face() as face, opened(redis_url) as dedup:
+        work = Work(lambda order: asyncio.Event().wait())
+        await face.put(*["a"] * begun)
+        with ExitStack() as frozen:
+            async with face.at_work(dedup, work, grace=0.1) as consumer:
+                await wait_until(
+                    lambda: consumer.is_running and len(work.begun) == begun, description="it runs"
+                )
+                frozen.enter_context(broker.frozen())
+                consumer.stop()
+                await wait_until(lambda: not consumer.is_running, description="it ends")
+                frozen.close()
 
 
 async def test_while_the_gate_is_down_messages_are_held(open_face: Open, server: RedisServer) -> None:

@@ -368,31 +368,6 @@ async def test_a_group_that_is_removed_ends_the_consumer(open_shop: Open) -> Non
             await consumer.run(a_handler)
 
 
-@pytest.mark.parametrize("at_work", [False, True])
-async def test_a_frozen_stream_does_not_keep_a_consumer_from_its_end(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch, at_work: bool
-) -> None:
-    """Without a socket_timeout a command lasts for as long as Redis is frozen: the read, and the last XCLAIM."""
-    monkeypatch.setattr("fastdedup.messages.consumer._GOODBYE", 0.1)
-    server = RedisServer().start()
-    try:
-        async with shop_of(server, socket_timeout=None) as shop, opened(redis_url) as dedup:
-            forever = Work(lambda order: asyncio.Event().wait())
-            if at_work:
-                shop.add("a")
-            async with shop.make(dedup, grace=0.1) as consumer:
-                running = asyncio.create_task(consumer.run(forever))
-                await wait_until(
-                    lambda: consumer.is_running and len(forever.begun) == at_work, description="it runs"
-                )
-                with server.frozen():
-                    consumer.stop()
-                    await wait_until(running.done, description="it ends")
-                await running
-    finally:
-        server.stop()
-
-
 async def test_a_consumer_that_has_ended_says_that_it_cannot_begin_again(open_shop: Open) -> None:
     """Its run() returned at once without an error, for each try of a program that begins again."""
     async with open_shop() as (shop, dedup):

@@ -509,27 +509,3 @@ async def test_the_page_of_sqs_runs(sqs: SqsServer, redis_url: str, monkeypatch:
         pass
     await wait_until(lambda: done == ["a"] and shop.left() == 0, description="it is done")
     await stopped(running)
-
-
-@pytest.mark.parametrize("begun", [0, 1])
-async def test_a_queue_that_hangs_does_not_keep_a_consumer_from_its_end(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch, begun: int
-) -> None:
-    """A call of boto3 in a thread cannot be ended: `run` waited for its read_timeout, of a minute for each try."""
-    monkeypatch.setattr("fastdedup.messages.consumer._GOODBYE", 0.1)
-    server = SqsServer().start()
-    try:
-        async with shop_of(server) as shop, opened(redis_url) as dedup:
-            shop.send(*["a"] * begun)
-            forever = Work(lambda order: asyncio.Event().wait())
-            async with Consumer(shop.client, dedup, queue_url=shop.url, grace=0.1) as consumer:
-                running = asyncio.create_task(consumer.run(forever))
-                await wait_until(
-                    lambda: consumer.is_running and len(forever.begun) == begun, description="it runs"
-                )
-                with server.frozen():
-                    consumer.stop()
-                    await wait_until(running.done, description="it ends")
-                await running
-    finally:
-        server.stop()

@@ -17,7 +17,7 @@ from aiormq.abc import AbstractChannel, ChannelFrame, DeliveredMessage
 from ...checks import check_count
 from ...errors import ConfigError
 from ...gateway import Dedup
-from ...messages.consumer import BrokerConsumer, MessageJob
+from ...messages.consumer import GOODBYE, BrokerConsumer, MessageJob
 from ...messages.decisions import Decision, log
 from ...messages.delivery import take_back_cancels
 from ...messages.handout import Handout
@@ -29,8 +29,6 @@ KeyRule = Callable[[AbstractIncomingMessage], str | None]
 Job = MessageJob[AbstractIncomingMessage]
 PREFETCH: Final = 256
 """Messages that the broker sends ahead of their acks, by default: their claims share batches."""
-_GOODBYE: Final = 5.0
-"""Seconds to give messages back when the consumer ends. The broker also takes them back by itself."""
 _LOOK: Final = 1.0
 """Seconds between two looks whether the broker still delivers."""
 
@@ -285,16 +283,16 @@ class Consumer(BrokerConsumer[AbstractIncomingMessage, Job]):
 
     async def _give_back(self, job: Job) -> None:
         await self._has_left.wait()  # else the broker might deliver it here
-        with anyio.move_on_after(_GOODBYE, shield=True):  # a nack that is cut off would be sent twice
+        with anyio.move_on_after(GOODBYE, shield=True):  # a nack that is cut off would be sent twice
             await _return(job.message)
 
     async def _leave_all(self) -> None:
         """Acknowledge the finished messages, and return the rest to the queue: the channel may stay open for long."""
         if self._is_cancelled() or not self._stop.is_set():  # else the broker was asked before
             self._stop.set()
-            with anyio.move_on_after(_GOODBYE):
+            with anyio.move_on_after(GOODBYE):
                 await self._leave()
-        with anyio.move_on_after(_GOODBYE):
+        with anyio.move_on_after(GOODBYE):
             await self._acks.flush()
             for message in (*self._late, *(job.message for job in self._jobs)):
                 await _return(message)

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final
+from typing import Any
 
 import anyio
 from aio_pika import IncomingMessage
@@ -22,13 +22,11 @@ from aiormq.exceptions import ChannelNotFoundEntity
 
 from ...checks import check_count, check_flag
 from ...errors import ConfigError
+from ...messages.consumer import GOODBYE
 from ...messages.headers import AT, CONSUMER, ERROR, KEY, LEFT_OUT, QUEUE, REASON, again_headers, attempts_of
 from ...messages.keys import text_of
 from .places import DEATHS, HeadersTooLargeError, RefusedError, UnroutableError, publish_copy, restore_origin
 from .replies import reply
-
-_GOODBYE: Final = 5.0
-"""Seconds to give messages back. After that the broker takes everything back by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +174,7 @@ async def _channel_of_ours(channel: AbstractChannel) -> AsyncIterator[Wire]:
     try:
         yield wire
     finally:
-        with anyio.move_on_after(_GOODBYE, shield=True):
+        with anyio.move_on_after(GOODBYE, shield=True):
             await _give_back(wire)
 
 
