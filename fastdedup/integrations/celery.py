@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from ..admin.takeover import Resolution, Takeover
@@ -232,12 +233,7 @@ def _work(task: DedupTask, attempt: Attempt, args: Any, kwargs: Any) -> Any:
     except BaseException:
         attempt.free()
         raise
-    try:
-        packed = _packed(task, result)
-    except Exception as error:  # noqa: BLE001 -- the serializer may be the user's own
-        attempt.succeed_without_result(error)
-    else:
-        attempt.succeed(packed)
+    attempt.succeed(result, partial(_packed, task))
     return result
 
 

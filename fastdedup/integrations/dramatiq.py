@@ -167,7 +167,7 @@ class DedupMiddleware(Middleware):
         if attempt is None:
             return
         if exception is None:
-            _succeed(attempt, result, _encoder_of(broker))
+            attempt.succeed(result, functools.partial(_packed, _encoder_of(broker)))
         elif attempt.fail(exception).action is Action.DEAD_LETTER:
             message.fail()
             # Else Retries, which comes next, enqueues it too. If it asks `retry_when`, `_unless_dead` answers.
@@ -257,17 +257,11 @@ def _store_error(broker: Any, message: Any, error: BaseException | None) -> None
     message.failed = False
 
 
-def _succeed(attempt: Attempt, result: Any, encoder: Any) -> None:
-    """Record a result. One that is not kept as JSON is encoded, so that a duplicate's caller gets the same types."""
+def _packed(encoder: Any, result: Any) -> Any:
+    """Return a result in its kept form: encoded unless it is kept as JSON. So a duplicate's caller gets its types."""
     if result is None or type(encoder) is JSONEncoder:
-        attempt.succeed(result)
-        return
-    try:
-        packed = base64.b64encode(encoder.encode({_PACKED: result})).decode()
-    except Exception as error:  # noqa: BLE001 -- the encoder is the user's own
-        attempt.succeed_without_result(error)
-    else:
-        attempt.succeed({_PACKED: packed})
+        return result
+    return {_PACKED: base64.b64encode(encoder.encode({_PACKED: result})).decode()}
 
 
 def _unpacked(kept: Any, encoder: Any) -> Any:

@@ -102,20 +102,19 @@ class Attempt:
         with claimed_work(self.claim.asynchronous.settlement.store_key, self.claim):
             return work()
 
-    def succeed(self, result: Any = None) -> Decision:
-        """Record success. The work is done, so this does not raise if the record cannot be written."""
-        decision = self._rules.of_success(self.key, self.number, result)
-        with suppress(DedupError):  # the lease has ended, or ends by itself
-            kept = self._rules.kept(result)
-            self.claim.say(lambda claim: claim.settlement.record(kept, instead=self._not_kept))
-        return decision
+    def succeed(self, result: Any = None, pack: Callable[[Any], Any] = lambda result: result) -> Decision:
+        """Record success. The work is done, so this does not raise if the record cannot be written.
 
-    def succeed_without_result(self, error: Exception) -> None:
-        """Record that the work is done, and that its result cannot be kept: duplicates get an error in its place."""
-        self._not_kept(_repr_of(error))
-        unstorable = ResultError(UNSTORABLE)
-        with suppress(DedupError):
-            self.claim.say(lambda claim: claim.settlement.record(unstorable, succeeded=False))
+        `pack`: returns a result in the form that is kept. If it raises, duplicates get an error in its place.
+        """
+        try:
+            packed = pack(result)
+        except Exception as error:  # noqa: BLE001 -- the serializer may be the user's own
+            self._not_kept(_repr_of(error))
+            self._settle(ResultError(UNSTORABLE), succeeded=False)
+        else:
+            self._settle(self._rules.kept(packed), instead=self._not_kept)
+        return self._rules.of_success(self.key, self.number, result)
 
     def _not_kept(self, why: object) -> None:
         log.warning("task %r: a result is not kept: %s", self._rules.consumer, why)
@@ -168,13 +167,12 @@ class Attempt:
             return decision
         # As long as for a success if the work may be done.
         recorded, done = self._record(error), may_be_done(error)
-        with suppress(DedupError):
-            self.claim.say(
-                lambda claim: claim.settlement.record(
-                    recorded, succeeded=False, done=done, instead=lambda _: error
-                )
-            )
+        self._settle(recorded, succeeded=False, done=done, instead=lambda _: error)
         return decision
+
+    def _settle(self, outcome: Any, **how: Any) -> None:
+        with suppress(DedupError):  # the lease has ended, or ends by itself
+            self.claim.say(lambda claim: claim.settlement.record(outcome, **how))
 
 
 class BlockingWay:
