@@ -24,7 +24,7 @@ from fastdedup.sql import Inbox, RetryTransaction
 from ..messages.test_rules import Billing, Shop
 from ..sql import conftest as sql
 from ..sql.places import Place
-from ..sql.ways import WAYS, WEEK, Party, SyncParty, async_engine_of
+from ..sql.ways import WAYS, WEEK, Party, async_engine_of
 
 key, of = sql.key, sql.of
 postgres_place, mariadb_place, sqlite_place = sql.postgres_place, sql.mariadb_place, sql.sqlite_place
@@ -55,23 +55,13 @@ class Worker:
         self, party: Party, end: str, result: Any, between: Callable[[], None] = lambda: None
     ) -> None:
         self.party, self.end, self.result, self.between = party, end, result, between
-        begin: Any = party.begin_now if isinstance(party, SyncParty) else party.begin
-        once = party.inbox(begin=begin).once(lambda transaction, key: key)
-        self._once = once(self._now if isinstance(party, SyncParty) else self._later)
+        once = party.inbox(begin=party.beginning).once(lambda transaction, key: key)
+        self._once = once(party.own(self._work))
 
     async def handle(self, key: str) -> Any:
         return await self.party.call(self._once, key)
 
-    def _now(self, transaction: Any, key: str) -> Any:
-        self.party.send_sql(f"INSERT INTO work (note) VALUES ('first {key}')")
-        if self.end:
-            getattr(self.party, f"_{self.end}")()
-            self.between()
-            self.party.start_raw()
-        self.party.send_sql(f"INSERT INTO work (note) VALUES ('second {key}')")
-        return self.result
-
-    async def _later(self, transaction: Any, key: str) -> Any:
+    async def _work(self, transaction: Any, key: str) -> Any:
         await self.party.work(f"first {key}")
         if self.end:
             await getattr(self.party, self.end)()

@@ -40,7 +40,7 @@ from ..faces import each_face, gate_of, told
 from ..inbox_file import make_tables, work_in
 from ..kinds import Colour, Pair, Row
 from ..sql import conftest as sql
-from ..sql.ways import WAYS, WEEK, Party, SyncParty
+from ..sql.ways import WAYS, WEEK, Party
 
 # A function under `Inbox.once` showed the transaction, which its caller must not give, and to checkers
 # `(...)`.
@@ -186,22 +186,13 @@ async def test_work_without_its_row_is_not_committed(
     async with party_of() as party:
         deletes = True
 
-        def now(transaction: Any, key: str) -> Any:
-            party.send_sql(f"INSERT INTO work (note) VALUES ('{key}')")
-            if deletes:
-                party.send_sql(deletion(party, key))
-            return result
-
-        async def later(transaction: Any, key: str) -> Any:
+        async def work(transaction: Any, key: str) -> Any:
             await party.work(key)
             if deletes:
                 await party.sql(deletion(party, key))
             return result
 
-        is_sync = isinstance(party, SyncParty)
-        once = party.inbox(begin=party.begin_now if is_sync else party.begin).once(  # type: ignore[attr-defined]
-            lambda transaction, key: key
-        )(now if is_sync else later)
+        once = party.inbox(begin=party.beginning).once(lambda transaction, key: key)(party.own(work))
         for _ in range(2):
             with pytest.raises(UsageError, match="or the row was deleted"):
                 await party.call(once, key)

@@ -542,15 +542,7 @@ async def test_a_lost_connection_is_no_transaction_that_the_work_has_ended(party
     who, kill = KILL[party.place.kind]
     lost: list[bool] = []
 
-    def now(transaction: Any, key: str) -> None:
-        driver = driver_of(transaction)
-        party.place.as_admin(kill.format(party.send_sql(who)[0][0]))
-        for _ in range(2):
-            with suppress(Exception):
-                party.send_sql("SELECT 1")
-        lost.append(driver.is_lost())
-
-    async def later(transaction: Any, key: str) -> None:
+    async def work(transaction: Any, key: str) -> None:
         driver = driver_of(transaction)
         party.place.as_admin(kill.format((await party.sql(who))[0][0]))
         for _ in range(2):
@@ -560,6 +552,6 @@ async def test_a_lost_connection_is_no_transaction_that_the_work_has_ended(party
 
     decorate = party.inbox(begin=party.beginning).once(lambda transaction, key: key)
     with pytest.raises(Exception, match=r"(?i)lost|closed|connected|^\(0, ''\)") as caught:
-        await party.call(decorate(now if isinstance(party, SyncParty) else later), key)
+        await party.call(decorate(party.own(work)), key)
     assert not isinstance(caught.value, UsageError)
     assert lost == [True]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager, nullcontext
 from functools import partial
+from inspect import isawaitable
 from pathlib import Path
 from typing import Any
 
@@ -59,22 +60,17 @@ class Handler:
         self.then = then
         self.runs = 0
         decorate = party.inbox(begin=party.beginning).once(lambda transaction, key: key, **options)
-        self._decorated = decorate(self._now if isinstance(party, SyncParty) else self._later)
+        self._decorated = decorate(party.own(self._work))
 
     async def __call__(self, key: str) -> Any:
         return await self.party.call(self._decorated, key)
 
-    def _now(self, transaction: Any, key: str) -> Any:
-        assert transaction is self.party.raw
-        self.runs += 1
-        self.party.send_sql(f"INSERT INTO work (note) VALUES ('{key}')")
-        return self.then(self.runs)
-
-    async def _later(self, transaction: Any, key: str) -> Any:
+    async def _work(self, transaction: Any, key: str) -> Any:
         assert transaction is self.party.raw
         self.runs += 1
         await self.party.work(key)
-        return self.then(self.runs)
+        answer = self.then(self.runs)
+        return await answer if isawaitable(answer) else answer
 
 
 def done(party: Party, key: str) -> int:
@@ -107,13 +103,10 @@ async def test_a_method_gets_the_transaction_behind_self(party: Party, key: str)
     class Consumer:
         prefix = "p:"
 
-        async def later(self, transaction: Any, key: str) -> list[Any]:
-            return self.now(transaction, key)
-
-        def now(self, transaction: Any, key: str) -> list[Any]:
+        async def work(self, transaction: Any, key: str) -> list[Any]:
             return [self.prefix, transaction is party.raw, key]
 
-    pay = once(Consumer.now if isinstance(party, SyncParty) else Consumer.later)
+    pay = once(party.own(Consumer.work))
     for _ in range(2):
         assert await party.call(pay, Consumer(), key) == ["p:", True, key]
 
@@ -192,21 +185,8 @@ FAILURES = {
 )
 async def test_the_functions_own_conflict_is_run_again(party: Party, key: str, pauses: list[float]) -> None:
     """Not what the inbox asked the database ends, but what the function asked."""
-    failure = FAILURES[party.place.kind]
-    if isinstance(party, SyncParty):
-        handler = Handler(party, then=lambda run: party.send_sql(failure) if run == 1 else run)
-        assert await handler(key) == 2
-    else:
-        runs = []
-
-        async def work(transaction: Any, key: str) -> int:
-            runs.append(await party.work(key))
-            if len(runs) == 1:
-                await party.sql(failure)
-            return len(runs)
-
-        decorated = party.inbox(begin=party.begin).once(lambda transaction, key: key)(work)
-        assert await decorated(key) == 2
+    handler = Handler(party, then=lambda run: party.sql(FAILURES[party.place.kind]) if run == 1 else run)
+    assert await handler(key) == 2
     assert (done(party, key), len(pauses)) == (1, 1)
 
 
@@ -280,34 +260,18 @@ async def test_a_twin_that_is_skipped_is_in_progress(of: Of, key: str, name: str
 async def test_calls_within_a_call_share_its_transaction(party: Party, key: str) -> None:
     """MySQL forgets a savepoint when a second one gets its name."""
 
-    @contextmanager
-    def within_now() -> Iterator[Any]:
-        yield party.raw
-
-    @asynccontextmanager
-    async def within() -> AsyncIterator[Any]:
-        yield party.raw
-
-    def part_now(transaction: Any, key: str) -> None:
-        party.send_sql(f"INSERT INTO work (note) VALUES ('{key}')")
-
     async def part(transaction: Any, key: str) -> None:
         await party.work(key)
 
-    is_sync = isinstance(party, SyncParty)
-    inside = party.inbox("inside", begin=within_now if is_sync else within)
-    decorated = inside.once(lambda transaction, key: key)(part_now if is_sync else part)
-
-    def work_now(transaction: Any, key: str) -> None:
-        for each in "ab":
-            decorated(f"{key} {each}")
+    inside = party.inbox("inside", begin=lambda: nullcontext(party.raw))
+    decorated = inside.once(lambda transaction, key: key)(party.own(part))
 
     async def work(transaction: Any, key: str) -> None:
         for each in "ab":
-            await decorated(f"{key} {each}")
+            await party.call(decorated, f"{key} {each}")
 
     outside = party.inbox(begin=party.beginning)
-    call = outside.once(lambda transaction, key: key)(work_now if is_sync else work)
+    call = outside.once(lambda transaction, key: key)(party.own(work))
     for _ in range(2):
         await party.call(call, key)
     assert [done(party, f"{key} {each}") for each in "ab"] == [1, 1]
@@ -327,12 +291,9 @@ async def test_an_interrupt_is_raised_though_the_rollback_fails(party: Party, ke
     def fail() -> None:
         raise ConnectionResetError("the connection is lost")
 
-    async def fail_later() -> None:
-        fail()
-
     handler = Handler(party, then=interrupt)
     real = party._rollback
-    party._rollback = fail if isinstance(party, SyncParty) else fail_later  # type: ignore[method-assign]
+    party._rollback = fail  # type: ignore[method-assign]
     with pytest.raises(Interrupt):
         await handler(key)
     await party.call(real)
