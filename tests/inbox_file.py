@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,3 +36,10 @@ async def transaction(path: Path) -> AsyncIterator[aiosqlite.Connection]:
             await connection.rollback()
             raise
         await connection.commit()
+
+
+@contextmanager
+def transaction_now(path: Path) -> Iterator[sqlite3.Connection]:
+    """Begin and end a transaction of synchronous code."""
+    with closing(sqlite3.connect(path)) as connection, connection:
+        yield connection

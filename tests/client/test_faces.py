@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import sqlite3
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -39,7 +39,7 @@ from fastdedup.sync.sql import Inbox as SyncInbox
 from fastdedup.testing import inbox_database
 
 from ..fixtures import fixture_of
-from ..inbox_file import transaction
+from ..inbox_file import transaction, transaction_now
 from ..integrations import django_project as django_project  # sets Django up
 from ..integrations.django_inside import SETTINGS as INSIDE
 from ..integrations.django_shop import open_shop
@@ -357,12 +357,9 @@ async def test_an_inbox_behind_the_gate(
 
 
 def test_an_inbox_of_synchronous_code(work: Work, dedup: sync.Dedup, database: Path) -> None:
-    @contextlib.contextmanager
-    def begin() -> Iterator[sqlite3.Connection]:
-        with contextlib.closing(sqlite3.connect(database)) as connection, connection:
-            yield connection
-
-    @SyncInbox("billing", keep=60.0, begin=begin).once(lambda connection, order: order, gate=dedup)
+    @SyncInbox("billing", keep=60.0, begin=partial(transaction_now, database)).once(
+        lambda connection, order: order, gate=dedup
+    )
     def charge(connection: Any, order: str) -> str:
         return work()
 

@@ -7,14 +7,12 @@ That is a consumer with an inbox alone, one whose gate has forgotten the message
 from __future__ import annotations
 
 import asyncio
-import sqlite3
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, closing, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import aiosqlite
 import pytest
 
 from fastdedup import ConfigError, MismatchError, Outcome, fingerprint
@@ -25,6 +23,7 @@ from fastdedup.sync.sql import Inbox as SyncInbox
 from fastdedup.testing import inbox_database
 
 from ..faces import each_face, gate_of, once_of
+from ..inbox_file import transaction, transaction_now
 from ..messages.test_faststream import Shop as FastStreamShop
 from ..messages.test_redis_streams import Work, shop_of
 from ..messages.test_rules import Billing
@@ -130,19 +129,6 @@ async def gate_that(gate: str, redis_url: str, face: str = "asyncio") -> AsyncIt
         yield dedup
 
 
-@asynccontextmanager
-async def begin(path: Path) -> AsyncIterator[aiosqlite.Connection]:
-    async with aiosqlite.connect(path) as connection:
-        yield connection
-        await connection.commit()
-
-
-@contextmanager
-def begin_now(path: Path) -> Iterator[sqlite3.Connection]:
-    with closing(sqlite3.connect(path)) as connection, connection:
-        yield connection
-
-
 @GATES
 @each_face
 async def test_once_refuses_another_fingerprint(redis_url: str, tmp_path: Path, face: str, gate: str) -> None:
@@ -154,7 +140,9 @@ async def test_once_refuses_another_fingerprint(redis_url: str, tmp_path: Path, 
 
     kind: Any = Inbox if face == "asyncio" else SyncInbox
     path = tmp_path / "inbox.db"
-    inbox = kind("billing", keep=WEEK, begin=partial(begin if face == "asyncio" else begin_now, path))
+    inbox = kind(
+        "billing", keep=WEEK, begin=partial(transaction if face == "asyncio" else transaction_now, path)
+    )
     with inbox_database(inbox, path=path):
         async with gate_that(gate, redis_url, face) as dedup:
             once = inbox.once(

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import functools
 import math
-import sqlite3
 import sys
 import warnings
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
 from dataclasses import InitVar, dataclass, field
 from datetime import datetime, time, timedelta, timezone
 from decimal import Decimal
@@ -42,6 +40,7 @@ from fastdedup.sync.sql import Inbox
 from fastdedup.testing import inbox_database
 
 from ..fixtures import fixture_of
+from ..inbox_file import transaction_now
 from ..kinds import returning
 
 if TYPE_CHECKING:
@@ -168,11 +167,6 @@ def test_a_caller_that_waited_does_not_share_the_result_of_the_first(tmp_path: P
     inbox = Inbox("billing", keep=60.0)
     begun, may_end = Event(), Event()
 
-    @contextmanager
-    def begin() -> Iterator[sqlite3.Connection]:
-        with closing(sqlite3.connect(tmp_path / "file")) as connection, connection:
-            yield connection
-
     def work(transaction: Any, key: str) -> Any:
         begun.set()
         assert may_end.wait(10)
@@ -188,6 +182,7 @@ def test_a_caller_that_waited_does_not_share_the_result_of_the_first(tmp_path: P
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")
+        begin = functools.partial(transaction_now, tmp_path / "file")
         once = inbox.once(lambda transaction, key: key, begin=begin, gate=gate, wait=5.0)(work)
         first = threads.submit(once, "k")
         assert begun.wait(10)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, closing, contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from threading import Event as ThreadEvent
 from typing import Any
@@ -22,14 +22,13 @@ from fastdedup.core.figures import WAIT_SECONDS
 from fastdedup.events import Degraded, Event
 from fastdedup.integrations.prometheus import watch
 from fastdedup.sql import Inbox, once
-from fastdedup.sql.dialects import TableName, dialect_of
-from fastdedup.sql.rules import TABLE
 from fastdedup.sync import Dedup as SyncDedup
 from fastdedup.sync.sql import Inbox as SyncInbox
 from fastdedup.testing import FakeStore, fake_dedup
 
 from ..fixtures import async_fixture, fixture_of
 from ..gated_inbox.sync_shop import Call, waits_behind
+from ..inbox_file import make_tables, transaction_now
 from ..servers import RedisServer
 from ..sidecar.conftest import Serve, serve  # noqa: F401 -- a fixture
 from ..sidecar.running import Sidecar, figure
@@ -300,17 +299,11 @@ def test_a_wait_that_ends_with_the_result_of_a_thread_is_counted(tmp_path: Path)
     registry = CollectorRegistry()
     watch(gate, registry=registry)
     began, go_on = ThreadEvent(), ThreadEvent()
-    with closing(sqlite3.connect(tmp_path / "inbox")) as connection:
-        connection.executescript(dialect_of("sqlite", TableName(TABLE)).ddl())
+    make_tables(tmp_path / "inbox")
 
-    @contextmanager
-    def begin() -> Iterator[Any]:
-        with closing(sqlite3.connect(tmp_path / "inbox", isolation_level=None)) as connection:
-            connection.execute("BEGIN IMMEDIATE")
-            yield connection
-            connection.execute("COMMIT")
-
-    @inbox.once(key=lambda session, key: key, begin=begin, gate=gate, wait=LONG)
+    @inbox.once(
+        key=lambda session, key: key, begin=partial(transaction_now, tmp_path / "inbox"), gate=gate, wait=LONG
+    )
     def work(session: Any, key: str) -> str:
         began.set()
         assert go_on.wait(LONG)
