@@ -145,9 +145,7 @@ async def test_a_twin_at_work_is_retried_later_and_a_cancelled_one_is_free(dedup
     running = asyncio.create_task(orders.dispatch("a", forever))
     await begun.wait()
     assert seen(await orders.dispatch("a", ends)) == (Action.RETRY, Reason.IN_PROGRESS, 3.0)
-    running.cancel()
-    await asyncio.wait([running])
-    assert running.cancelled()
+    await cancel(running)
     assert seen(await orders.dispatch("a", ends)) == ACKED
 
 

@@ -78,8 +78,7 @@ async def test_a_consumer_of_rabbitmq_that_is_cancelled_tells_it_too(
         async with shop.consumer(attempts=2, retry_delay=1000.0) as consumer:
             running = asyncio.create_task(consumer.run(shop.handler))
             await wait_until(lambda: consumer.counts.retried == AT_ONCE + 2, description="attempts that fail")
-            running.cancel()
-            await asyncio.wait([running])
+            await cancel(running)
     (count,) = [line for line in told.messages if "without a line" in line]
     assert count.endswith(": 2")
 

@@ -19,7 +19,7 @@ from fastdedup.messages.headers import ATTEMPTS, ERROR, LEFT_OUT
 
 from ..brokers import FAST_GROUP, KafkaServer
 from ..servers import RedisServer
-from ..waiting import wait_until
+from ..waiting import cancel, wait_until
 from .consumers import Handler, Open, Work, a_handler, at_work, fault, long_fault, opened, opener
 
 
@@ -202,8 +202,7 @@ async def test_a_crashed_consumers_message_goes_to_the_next(open_shop: Open) -> 
         async with Consumer(own, dedup, key=offset) as crashing, own:
             running = asyncio.create_task(crashing.run(forever))
             await wait_until(lambda: is_committed(shop, 1), description="the first is committed")
-            running.cancel()
-            await asyncio.wait([running])
+            await cancel(running)
         work = Work()
         async with shop.consumer(dedup, work, key=offset) as consumer:
             await wait_until(lambda: consumer.counts.first == 1, description="the second is done")

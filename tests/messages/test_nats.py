@@ -20,7 +20,7 @@ from fastdedup.integrations.nats import MESSAGE_ID, Consumer, body, header, mess
 from fastdedup.messages.headers import ATTEMPTS, ERROR, KEY, LEFT_OUT, REASON
 
 from ..brokers import NatsServer
-from ..waiting import time_passes, wait_until
+from ..waiting import cancel, time_passes, wait_until
 from .consumers import Handler, Open, Work, at_work, fault, long_fault, opened, opener
 from .test_rules import Shop as Database
 
@@ -223,8 +223,7 @@ async def test_a_crashed_consumers_message_is_delivered_again(open_shop: Open) -
         async with Consumer(subscription, dedup, key=sequence) as crashing:
             running = asyncio.create_task(crashing.run(forever))
             await wait_until(lambda: forever.begun, description="it is begun")
-            running.cancel()
-            await asyncio.wait([running])
+            await cancel(running)
         async with shop.consumer(dedup, work, key=sequence):
             await wait_until(lambda: work.done == ["a"], description="it is done")
 

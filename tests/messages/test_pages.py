@@ -26,7 +26,7 @@ from fastdedup.sql.dialects import TableName, dialect_of
 
 from ..brokers import FAST_GROUP, KafkaServer, NatsServer, RabbitServer
 from ..sql_pages.pages import Page, forget
-from ..waiting import wait_until
+from ..waiting import cancel, wait_until
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -43,8 +43,7 @@ def names_of(page: str, **urls: str) -> dict[str, Any]:
 
 
 async def stopped(running: asyncio.Task[None]) -> None:
-    running.cancel()
-    await asyncio.wait([running])
+    await cancel(running)
 
 
 async def test_kafkas_page_runs(kafka: KafkaServer, redis_url: str) -> None:
@@ -154,9 +153,7 @@ async def running(work: Awaitable[Any]) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
+        await cancel(task)
 
 
 async def put(channel: AbstractChannel, queue: str, message_id: str, body: bytes = b"5") -> None:

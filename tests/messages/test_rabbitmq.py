@@ -30,7 +30,7 @@ from fastdedup.sql import Inbox
 from ..brokers import RabbitServer
 from ..fixtures import async_fixture
 from ..inbox_file import make_tables, transaction, work_in
-from ..waiting import wait_until
+from ..waiting import cancel, wait_until
 from .consumers import at_work
 
 Open = Callable[..., AbstractAsyncContextManager["Orders"]]
@@ -336,8 +336,7 @@ async def test_a_message_of_a_lost_channel_keeps_no_other_from_going_back(open_o
         await wait_until(lambda: consumer.counts.held, description="it has come again")
         await orders.publish(*map(str, range(8, 16)))
         await wait_until(lambda: len(orders.runs) == 9, description="the others are worked on")
-        running.cancel()
-        await asyncio.wait([running])
+        await cancel(running)
         found = {(await orders.queue.get()).message_id for _ in range(9)}
         assert found == {str(each) for each in range(7, 16)}
 
@@ -350,8 +349,7 @@ async def test_a_run_that_is_cancelled_as_it_stops_keeps_no_message(orders: Orde
         running = asyncio.create_task(consumer.run(orders.handler))
         await wait_until(lambda: orders.runs["7"], description="it is worked on")
         consumer.stop()
-        running.cancel()
-        await asyncio.wait([running])
+        await cancel(running)
         assert await orders.queue.get()
 
 

@@ -29,7 +29,7 @@ from ..brokers import RabbitServer
 from ..messages.dead_letter_desk import desk_at
 from ..messages.test_rabbitmq import Orders, shop
 from ..messages.test_rabbitmq_hostile import ODD
-from ..waiting import wait_until
+from ..waiting import cancel, wait_until
 
 # How consumers start and end: with a plain error, with their cancellation, and without messages in hand.
 
@@ -69,9 +69,7 @@ async def test_a_cancelled_consumer_returns_what_it_did_not_do(
         task = asyncio.create_task(consumer.run(orders.handler))
         await orders.publish("1")
         await wait_until(lambda: orders.runs["1"], description="it is begun")
-        task.cancel()
-        await asyncio.wait([task])
-        assert task.cancelled()
+        await cancel(task)
         await orders.publish("2")
         await all_come_to_another(orders, "1", "2")
 

@@ -15,7 +15,7 @@ from fastdedup.kernel.verbs import Verb
 from fastdedup.stores.memory import MemoryStore
 
 from ..stores import Backend
-from ..waiting import in_its_body, wait_until
+from ..waiting import cancel, in_its_body, wait_until
 
 
 class Moody(MemoryStore):
@@ -150,8 +150,7 @@ async def test_a_cancellation_from_outside_stays_one() -> None:
 
         task = asyncio.create_task(work())
         await went_on.wait()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await cancel(task)
         assert task.cancelled()
 
 

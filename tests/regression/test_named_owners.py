@@ -83,9 +83,7 @@ async def cancel_repeat(gate: Dedup) -> None:
     repeat = asyncio.ensure_future(gate.claim("k", owner="worker-1"))
     while not gate.in_flight:  # noqa: ASYNC110 -- it is sent at the end of a turn
         await asyncio.sleep(0)
-    repeat.cancel()
-    await asyncio.wait([repeat])
-    assert repeat.cancelled()
+    await cancel(repeat)
 
 
 async def holds(gate: Dedup, claim: Claim) -> bool:

@@ -25,7 +25,7 @@ from ..outage.test_reconciliation import site_of
 from ..proxy import Fate, Proxy, proxied
 from ..servers import RedisServer
 from ..sidecars import Sidecar
-from ..waiting import wait_until
+from ..waiting import cancel, wait_until
 
 # A transition's reply was lost, another caller moved the cyclic machine back, and the resend moved it
 # again.
@@ -169,8 +169,7 @@ async def test_a_cancelled_callers_change_is_known_in_an_outage(
         gates.ways[0].hold()
         moving = asyncio.create_task(first.transition("1", to="closed"))
         await wait_until(lambda: gates.ways[0].seen["transition"], description="Redis was asked")
-        moving.cancel()
-        await asyncio.gather(moving, return_exceptions=True)
+        await cancel(moving)
         gates.ways[0].forward()
         wire = first.store_key("1")
         await wait_until(lambda: gates.policy.records.entry(wire), description="the policy has heard of it")

@@ -10,7 +10,7 @@ from typing import Any
 
 from fastdedup import business_key
 
-from ..waiting import wait_until
+from ..waiting import cancel, wait_until
 from .test_pages import migration
 
 
@@ -45,8 +45,7 @@ async def consumed(names: dict[str, Any], stream: str, handler: Any, **options: 
     task = asyncio.create_task(names["consume"](stream, handler, **options))
     await wait_until(all_acknowledged, description="all messages are acknowledged")
     yield
-    task.cancel()
-    await asyncio.wait([task])
+    await cancel(task)
 
 
 async def test_endpoints_of_both_deploys_do_each_order_once(redis_url: str) -> None:

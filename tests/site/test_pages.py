@@ -24,7 +24,7 @@ from fastdedup.integrations.redis_streams import _entries
 from fastdedup.testing import swapped
 
 from ..sql_pages.pages import DOCS, REDIS, Page, names_of, statements
-from ..waiting import wait_until
+from ..waiting import cancel, wait_until
 
 PAGES = ["index.md", "choosing.md", "claims.md", "concepts.md", "outages.md", "errors.md", "security.md"]
 PAGES += sorted(f"recipes/{path.name}" for path in (DOCS / "recipes").glob("*.md"))
@@ -272,8 +272,7 @@ async def test_release_2_buries_what_has_failed_more_often_than_it_tries(redis_u
     async def consume(until: Callable[[], Any], **options: Any) -> None:
         task = asyncio.create_task(names["consume"](stream, fails, dead_letter=f"{stream}.dead", **options))
         await wait_until(until, description="release 1 has failed, or release 2 has buried it")
-        task.cancel()
-        await asyncio.wait([task])
+        await cancel(task)
 
     async with dedup, redis:
         await redis.xgroup_create(stream, "billing", id="0", mkstream=True)

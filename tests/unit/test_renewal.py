@@ -15,7 +15,7 @@ from fastdedup.testing import FakeStore, fake_dedup
 
 from ..fixtures import async_fixture
 from ..virtual import Link, pass_time, virtual
-from ..waiting import wait_until
+from ..waiting import cancel, wait_until
 
 
 class Clock:
@@ -270,8 +270,7 @@ async def test_renewals_that_too_few_replicas_confirm_keep_the_lease() -> None:
     await claim.renewed.wait()
     assert loop.time() == pytest.approx(100.0)  # each third of a lease, not each tenth
     assert not claim.lost.is_set()
-    work.cancel()
-    await asyncio.wait([work])
+    await cancel(work)
 
 
 @virtual
@@ -284,8 +283,7 @@ async def test_a_lease_that_was_renewed_for_longer_and_then_for_less_is_kept() -
     await claim.renewed.wait()
     assert 25.0 < loop.time() < 55.0
     assert not claim.lost.is_set()
-    work.cancel()
-    await asyncio.wait([work])
+    await cancel(work)
 
 
 @virtual

@@ -19,7 +19,7 @@ from fastdedup.kernel.verbs import Verb
 from fastdedup.stores.memory import MemoryStore
 from fastdedup.sync import Dedup as SyncDedup
 
-from ..waiting import wait_until
+from ..waiting import cancel, wait_until
 
 
 class LoneStore(MemoryStore):
@@ -124,8 +124,7 @@ async def test_a_claim_whose_caller_left_as_it_was_answered_is_not_known_to_the_
                 break
             wire = dedup.gate.claims.wire(f"k{turns}")
             freed += policy.records.entry(wire) is not None
-            asked.cancel()
-            await asyncio.wait([asked])
+            await cancel(asked)
             await wait_until(lambda wire=wire: policy.records.entry(wire) is None, description="it is free")
         assert freed, "one was cancelled after the store had answered"
 

@@ -137,9 +137,7 @@ async def test_a_cancelled_wait_leaves_nothing() -> None:
     waiters = OutageWaiters()
     task = asyncio.create_task(waiters.wait(b"a", 60.0))
     await pass_time(1.0)
-    task.cancel()
-    await asyncio.wait([task])
-    assert task.cancelled()
+    await cancel(task)
     assert waiters.waiting == {}
 
 
