@@ -10,19 +10,20 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from . import warm
 from .killable import until as until  # for those who import it from here
 
 
-def ended(*command: str, environment: Mapping[str, str] = os.environ, **options: Any) -> Any:
+def ended(*command: str | Path, environment: Mapping[str, str] = os.environ, **options: Any) -> Any:
     """Run `python` with these arguments to its end; return what it printed, and its exit code.
 
     `-m fastdedup …` is a fork that need not import it, unless there are options of `subprocess.run`.
     """
     if command[:2] == ("-m", "fastdedup") and not options:
-        return _forked(command[1:], dict(environment))
+        return _forked([str(part) for part in command[1:]], dict(environment))
     options = {"capture_output": True, "text": True, "timeout": 60, "check": False, **options}
     return subprocess.run([sys.executable, *command], env=environment, **options)
 

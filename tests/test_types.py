@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from .programs import ended
 
 ROOT = Path(__file__).parent.parent
 
@@ -15,9 +16,7 @@ ROOT = Path(__file__).parent.parent
 @pytest.mark.timeout(600)
 def test_the_code_passes_mypy_strict() -> None:
     """In the tests, so that it runs beside them: without its cache it takes a core for a minute."""
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = ended("-m", "mypy", cwd=ROOT, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -30,7 +29,6 @@ def test_users_code_passes_pyright_strict(tmp_path: Path) -> None:
     }
     config = tmp_path / "pyrightconfig.json"
     config.write_text(json.dumps(settings))
-    command = [sys.executable, "-m", "basedpyright", "--project", str(config), "--pythonpath", sys.executable]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = ended("-m", "basedpyright", "--project", config, "--pythonpath", sys.executable, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "0 errors, 0 warnings" in done.stdout

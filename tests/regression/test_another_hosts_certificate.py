@@ -21,6 +21,7 @@ import pytest
 import redis
 import trustme
 
+from ..programs import ended
 from ..servers import RedisServer
 from ..topologies import free_ports, until
 
@@ -153,14 +154,8 @@ def test_a_certificate_of_another_host_is_refused(group: Group, redis_py: tuple[
         single.replace("localhost", "127.0.0.1") + unchecked: r"use redis\+cluster",
     }
     version, folder = redis_py
-    done = subprocess.run(
-        [sys.executable, "-c", ASK, *expected],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (folder, str(ROOT))))},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    path = {"PYTHONPATH": os.pathsep.join(filter(None, (folder, str(ROOT))))}
+    done = ended("-c", ASK, *expected, environment=os.environ | path, timeout=100)
     assert done.returncode == 0, done.stderr
     used, *answers = json.loads(done.stdout)
     assert used == version

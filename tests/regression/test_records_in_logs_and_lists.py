@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from typing import Any
 
 import orjson
@@ -17,6 +16,7 @@ from fastdedup.stores.redis.connection import RedisConnection
 from fastdedup.sync import Dedup as SyncDedup
 from fastdedup.web.response import Response, ResponseCodec
 
+from ..programs import ended
 from ..servers import RedisServer
 from ..sidecar.running import Sidecar
 
@@ -169,12 +169,9 @@ def test_a_stored_response_may_say_more() -> None:
 # Fault: `list` ended in a traceback on a key that stdout could not take; an outage was printed twice.
 
 
-COMMAND = [sys.executable, "-m", "fastdedup"]
-
-
 def printed(*arguments: str) -> subprocess.CompletedProcess[str]:
     ascii_only = os.environ | {"PYTHONIOENCODING": "ascii"}
-    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=60, env=ascii_only)
+    return ended("-m", "fastdedup", *arguments, environment=ascii_only, timeout=60)  # type: ignore[no-any-return]
 
 
 def test_a_key_that_is_not_ascii_is_escaped(redis_url: str) -> None:

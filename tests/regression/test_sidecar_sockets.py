@@ -7,8 +7,6 @@ import os
 import resource
 import socket
 import stat
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -219,10 +217,8 @@ def sidecar() -> Iterator[Sidecar]:
 
 def ask_with(sidecar: Sidecar, *groups: int) -> str:
     """Return what a member of these groups, whose primary group is another one, is answered."""
-    command = [sys.executable, "-c", ASK, str(sidecar.path), ",".join(map(str, groups))]
-    return subprocess.run(
-        command, capture_output=True, text=True, check=True, timeout=DEADLINE, cwd="/"
-    ).stdout.strip()
+    asked = ended("-c", ASK, sidecar.path, ",".join(map(str, groups)), check=True, timeout=DEADLINE, cwd="/")
+    return asked.stdout.strip()  # type: ignore[no-any-return]
 
 
 @AS_ROOT

@@ -6,7 +6,6 @@ fork: one worker process answers all requests of a test.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +20,7 @@ from fastdedup.sync.loop import new_loop
 from fastdedup.sync.native import start_thread
 
 from ..integrations.server_process import gunicorn
+from ..programs import ended
 
 APP = "tests.integrations.gunicorn_app:app"
 WORKERS = {
@@ -102,8 +102,7 @@ GREENLETS = """
 
 
 def test_greenlets_wait_are_killed_and_time_out(redis_url: str) -> None:
-    command = [sys.executable, "-c", textwrap.dedent(GREENLETS), redis_url]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=60.0)
+    ran = ended("-c", textwrap.dedent(GREENLETS), redis_url)
     assert (ran.stdout, ran.stderr) == ("done\n", "")
 
 

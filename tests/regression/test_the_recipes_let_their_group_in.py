@@ -23,6 +23,7 @@ import pytest
 
 from fastdedup.sidecar.service.deploy import printed
 
+from ..programs import ended
 from ..servers import DEADLINE, RedisServer
 from ..sidecar.running import environment
 
@@ -106,9 +107,10 @@ def run() -> Iterator[Path]:
 
 
 def ask_as(path: Path, uid: int, *groups: int) -> str:
-    command = [sys.executable, "-c", AS_USER, str(path), str(uid), ",".join(map(str, groups))]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=True, cwd="/")
-    return done.stdout.strip()
+    asked = ended(
+        "-c", AS_USER, path, str(uid), ",".join(map(str, groups)), check=True, timeout=DEADLINE, cwd="/"
+    )
+    return asked.stdout.strip()  # type: ignore[no-any-return]
 
 
 @AS_ROOT
@@ -162,11 +164,8 @@ def test_the_bound_folder_of_docker_is_made_for_the_sidecar(run: Path) -> None:
     try:
         assert process.stdout.readline() == "ready\n"
         probe = AS_USER.partition("    else:")[0] + "    else:\n        print('in')\n"
-        command = [sys.executable, "-c", probe, str(folder / "fastdedup.sock")]
         for user, group, told in ((MEMBER, gid, "in"), (STRANGER, STRANGER, "no permission")):
-            done = subprocess.run(
-                [*command, str(user), str(group)], capture_output=True, text=True, check=True, cwd="/"
-            )
-            assert done.stdout.strip() == told
+            names = (folder / "fastdedup.sock", str(user), str(group))
+            assert ended("-c", probe, *names, check=True, cwd="/").stdout.strip() == told
     finally:
         process.communicate("\n", timeout=DEADLINE)
