@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import itertools
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext, suppress
 from typing import Any, TypeVar
 
 import pytest
 
-from fastdedup import Claim, Dedup, UnavailableError
+from fastdedup import BreakerState, Claim, Dedup, UnavailableError
 
 T = TypeVar("T")
 
@@ -50,6 +51,18 @@ async def acquired(
 
     claim: Claim = await wait_until(claimed, description=f"{key} is acquired", deadline=deadline)
     return claim
+
+
+async def breaker_opens(dedup: Dedup, key: str = "") -> None:
+    """Claim until a breaker is open: new keys, or one, for the breaker of its part of the store."""
+    numbers = itertools.count()
+
+    async def is_open() -> bool:
+        with suppress(UnavailableError):
+            await dedup.claim(key or f"notices {next(numbers)}")
+        return dedup.breaker is not BreakerState.CLOSED
+
+    await wait_until(is_open, description="the breaker opens")
 
 
 async def abandoned(dedup: Dedup, key: str, *, lease: float = 0.02, **options: Any) -> Claim:

@@ -19,17 +19,9 @@ from fastdedup.events import BreakerClosed, Degraded, Event
 from fastdedup.kernel.operations import ClaimOp, Op, Reply
 
 from ..servers import RedisServer
-from ..waiting import wait_until
+from ..waiting import breaker_opens, wait_until
 
 ANSWERS = 2000
-
-
-async def until_open(dedup: Dedup) -> None:
-    """Make it notice that the server is away."""
-    number = 0
-    while dedup.breaker is not BreakerState.OPEN:
-        number += 1
-        await asyncio.gather(dedup.claim(f"notices {number}"), return_exceptions=True)
 
 
 @asynccontextmanager
@@ -64,7 +56,7 @@ async def test_answers_while_redis_is_away_take_no_time_and_connect_to_nothing(
         await dedup.claim("before")
         own_redis.kill()
         async with counting(own_redis.socket) as connected:
-            await until_open(dedup)
+            await breaker_opens(dedup)
             connected.clear()
             taken = []
             for number in range(ANSWERS):
@@ -87,7 +79,7 @@ async def test_redis_is_asked_again_soon_after_it_answers_again(own_redis: Redis
     async with Dedup(own_redis.url, timeout=0.5, on_event=events.append) as dedup:
         await dedup.claim("before")
         own_redis.kill() if fault == "killed" else own_redis.freeze()
-        await until_open(dedup)
+        await breaker_opens(dedup)
         await asyncio.to_thread(own_redis.start) if fault == "killed" else own_redis.thaw()
         back = time.perf_counter()
         await wait_until(lambda: dedup.breaker is BreakerState.CLOSED, description="it is closed")
@@ -216,7 +208,7 @@ async def test_what_a_policy_without_a_journal_answers_stays_with_it(own_redis: 
     async with Dedup(own_redis.url, timeout=0.5, on_unavailable=Minutes()) as dedup:
         own_redis.kill()
         claim = await dedup.claim("k")
-        await until_open(dedup)
+        await breaker_opens(dedup)
         await asyncio.to_thread(own_redis.start)
         await wait_until(lambda: dedup.breaker is BreakerState.CLOSED, description="Redis is back")
         assert (await dedup.claim("k")).outcome is Outcome.IN_PROGRESS

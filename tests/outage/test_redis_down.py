@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import suppress
 
 import pytest
 
@@ -13,7 +12,7 @@ from fastdedup.model import BreakerState
 
 from ..idle import IdleTime
 from ..servers import RedisServer
-from ..waiting import acquired, cancel, wait_until
+from ..waiting import acquired, breaker_opens, cancel, wait_until
 
 
 async def test_a_frozen_server_is_unavailable_at_the_deadline(own_redis: RedisServer) -> None:
@@ -57,15 +56,10 @@ async def test_a_store_that_is_back_is_found_by_a_loop_whose_callers_leave_it_no
                 pass
             await asyncio.sleep(0)
 
-    async def opens() -> bool:
-        with suppress(UnavailableError):
-            await dedup.claim("again")
-        return dedup.breaker is BreakerState.OPEN
-
     async with Dedup(own_redis.url, timeout=0.25) as dedup:
         await dedup.claim("before")
         with own_redis.frozen():
-            await wait_until(opens, description="the breaker opens")
+            await breaker_opens(dedup)
             callers = asyncio.create_task(take_all_time())
         await wait_until(
             lambda: dedup.breaker is BreakerState.CLOSED, description="the breaker closes", deadline=40.0

@@ -24,7 +24,7 @@ from fastdedup.stores.redis.url import ServerURL
 
 from ..servers import RedisServer, free_port
 from ..topologies import running
-from ..waiting import cancel, wait_until
+from ..waiting import breaker_opens, cancel, wait_until
 
 # What lay in the system's send queue reached the server after its connection was given up, and was
 # executed.
@@ -188,16 +188,12 @@ async def test_the_breaker_stays_open_until_the_rights_are_back(site: Site, lost
         await dedup.claim(f"before {lost}")
         site.set(*lost.split())
 
-        async def is_refused() -> bool:
-            with suppress(UnavailableError):
-                await dedup.claim(lost)
-            return dedup.breaker is not BreakerState.CLOSED
-
-        await wait_until(is_refused, description="the breaker opens")
+        await breaker_opens(dedup, lost)
         so_far = site.refused()
 
         async def was_probed() -> bool:
-            await is_refused()
+            with suppress(UnavailableError):
+                await dedup.claim(lost)
             return site.refused() >= so_far + 4
 
         await wait_until(was_probed, description="some probes are refused")
@@ -225,13 +221,7 @@ async def test_the_rights_of_the_page_are_enough(own_redis: RedisServer) -> None
     async with Dedup(site.url, namespace="shop", timeout=0.2) as dedup:
         claim = await dedup.claim("key")
         with own_redis.frozen():
-
-            async def is_away() -> bool:
-                with suppress(UnavailableError):
-                    await dedup.claim("another")
-                return dedup.breaker is BreakerState.OPEN
-
-            await wait_until(is_away, description="the breaker opens")
+            await breaker_opens(dedup, "another")
         await wait_until(lambda: dedup.breaker is BreakerState.CLOSED, description="Redis answers")
         await claim.complete("done")
         assert (await dedup.claim("key")).result == "done"

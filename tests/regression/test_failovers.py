@@ -7,14 +7,14 @@ import itertools
 from asyncio import to_thread
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager, suppress
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 
-from fastdedup import Dedup, UnavailableError
+from fastdedup import Dedup
 from fastdedup.events import BreakerClosed, BreakerOpened, Event, PrimarySwitched
 from fastdedup.model import BreakerState
 from fastdedup.stores.redis.cluster.slots import slot_of
@@ -23,7 +23,7 @@ from ..fixtures import fixture_of
 from ..heard import HeardGate
 from ..servers import RedisServer
 from ..topologies import HOST, ClusterGroup, Member, SentinelGroup, free_ports, until
-from ..waiting import is_answered, wait_until
+from ..waiting import breaker_opens, is_answered, wait_until
 
 # A frozen primary that was failed over was never left: its keys were refused until it thawed. The probe's
 # deadline cancelled it, and a cancelled probe did not ask for the layout.
@@ -332,13 +332,6 @@ TIMEOUT = 0.3
 shrinking_cluster = fixture_of(ClusterGroup)
 
 
-async def opened(dedup: Dedup, key: str) -> None:
-    """Claim until the breaker of the key's node is open."""
-    while dedup.breaker is BreakerState.CLOSED:
-        with suppress(UnavailableError):
-            await dedup.claim(key)
-
-
 async def test_a_breaker_closes_when_its_node_is_replaced(shrinking_cluster: ClusterGroup) -> None:
     events: list[Event] = []
     victim = shrinking_cluster.owner(slot_of(b"t:=key"))
@@ -346,7 +339,7 @@ async def test_a_breaker_closes_when_its_node_is_replaced(shrinking_cluster: Clu
     async with Dedup(shrinking_cluster.url, namespace="t", timeout=TIMEOUT, on_event=events.append) as dedup:
         await dedup.get("key")
         victim.kill()
-        await opened(dedup, "key")
+        await breaker_opens(dedup, "key")
         closed = await wait_until(
             lambda: [event for event in events if isinstance(event, BreakerClosed)],
             description="the breaker of the node that left is closed",
@@ -366,5 +359,5 @@ async def test_closing_the_gate_reports_no_closed_breaker() -> None:
     with RedisServer() as server:
         async with Dedup(server.url, timeout=TIMEOUT, on_event=events.append) as dedup:
             server.kill()
-            await opened(dedup, "key")
+            await breaker_opens(dedup, "key")
     assert [event for event in events if isinstance(event, BreakerClosed)] == []
