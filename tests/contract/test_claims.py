@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from fastdedup import ClaimLostError, Dedup, Fingerprint, Outcome, State, UnavailableError
 
 from ..stores import Backend, on_both_faces
-from ..waiting import wait_until
+from ..waiting import abandoned, wait_until
 
 pytestmark = on_both_faces
 LEASE = 0.02
@@ -82,18 +83,12 @@ async def test_an_ended_lease_is_taken_over_with_a_higher_fence(dedup: Dedup) ->
 @pytest.mark.parametrize("state", ["processing", "expired", "succeeded", "failed"])
 async def test_another_fingerprint_is_a_mismatch_in_every_state(dedup: Dedup, state: str) -> None:
     """Guarantee 9, an ended lease among them: a different request never takes over."""
-    claim = await dedup.claim("key", fingerprint={"total": 1}, lease=LEASE if state == "expired" else None)
+    begin = partial(abandoned, dedup, lease=LEASE) if state == "expired" else dedup.claim
+    claim = await begin("key", fingerprint={"total": 1})
     if state == "succeeded":
         await claim.complete("r")
     elif state == "failed":
         await claim.fail("e")
-    elif state == "expired":
-
-        async def ended() -> bool:
-            record = await dedup.get("key")
-            return record is not None and record.lease is not None and record.lease <= 0
-
-        await wait_until(ended, description="the lease ends")
     other = await dedup.claim("key", fingerprint={"total": 2})
     assert other.outcome is Outcome.MISMATCH
     assert other.result is None
