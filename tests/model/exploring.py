@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from itertools import combinations, product
+from itertools import combinations, islice, product
 
 from . import scenarios, scenarios_of_gates, scenarios_of_outages, scenarios_of_uses, scenarios_said_anew
 from .cluster import CLUSTER_FATES, FORMS
@@ -115,15 +115,15 @@ def with_sentinels(scenario: str, every: int, *, thorough: bool = False) -> Iter
 def failovers(run: Run, every: int = 1) -> Iterator[Outcome]:
     """Simulate two failovers: one at each packet, and a second one at each packet that follows.
 
-    `every`: only so many-th of these pairs. On a Cluster a slot that moves counts as one, too.
+    `every`: only so many-th of the first ones, and so many-th of those that follow each. On a Cluster a slot that
+    moves counts as a failover, too.
     """
     first_fates, second_fates = (
         (CLUSTER_FATES, CLUSTER_FATES) if run.cluster else (SENTINEL_FATES, SECOND_FATES)
     )
-    turn = 0
-    for first in product(range(simulate(run).packets + FURTHER), first_fates):
+    firsts = product(range(simulate(run).packets + FURTHER), first_fates)
+    for turn, first in enumerate(islice(firsts, 0, None, every)):
         packets = simulate(run._replace(fates=(first,))).packets + FURTHER
-        for second in product(range(first[0] + 1, packets), second_fates):
-            turn += 1
-            if turn % every == 0:
-                yield simulate(run._replace(fates=(first, second)))
+        seconds = product(range(first[0] + 1, packets), second_fates)
+        for second in islice(seconds, turn % every, None, every):
+            yield simulate(run._replace(fates=(first, second)))

@@ -24,19 +24,19 @@ FEWEST = {
 }
 """Scenarios that are simulated here, and the least runs of each."""
 TWICE = {
-    "claim_and_complete": 13,
-    "redeem": 15,
-    "wait": 42,
-    "renew": 24,
-    "lock": 48,
-    "claim_many": 26,
-    "first": 26,
+    "claim_and_complete": 8,
+    "redeem": 11,
+    "wait": 27,
+    "renew": 14,
+    "lock": 29,
+    "claim_many": 15,
+    "first": 10,
 }
 """The same with two failovers."""
 EVERY = 1 if NIGHTLY else 60
 """The steps at which a client whose packets meet a fate is cancelled."""
-PAIRS = 1 if NIGHTLY else 23
-"""Every so many-th pair of failovers; no multiple of the number of fates, so that each fate has its turn."""
+PAIRS = 1 if NIGHTLY else 7
+"""Every so many-th failover, twice; no multiple of a number of fates, so that each has its turn."""
 
 
 @pytest.mark.timeout(8 * 3600 if NIGHTLY else 300)
