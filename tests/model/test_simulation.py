@@ -86,7 +86,7 @@ FEWEST = {
     "local_lru_holds": 50,
     "local_lru_goes_on": 50,
     "local_lru_gives_way": 400,
-    "released_by_name": 300,
+    "released_by_name": 240,
 }
 """Runs of each scenario, at least: 15,000 together. A scenario that gets shorter by mistake is noticed."""
 MET = {
