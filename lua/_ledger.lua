@@ -58,8 +58,8 @@ end
 -- failover, the clock may be behind that of the server before.
 local function answer_known(ledger, patience, then_slot, n1, n2, n3, n4, tick)
   if (ledger.tick - tick + 2) % 256 > patience + 2 or patience == 0 or n1 + n2 + n3 + n4 == 0 then return ALREADY end
-  local slots = (ledger.slot - then_slot + 1) % 255 - 1
-  return (slots - 1) * ledger.slot_us <= (patience + 1) * TICK_US and PENDING or ALREADY
+  local slots = (ledger.slot - then_slot - AHEAD) % 255 - 255 + AHEAD -- negative for an entry that is ahead
+  return (math.abs(slots) - 1) * ledger.slot_us <= ((slots < 0 and 2 or patience) + 1) * TICK_US and PENDING or ALREADY
 end
 
 -- Returns the beginning of the bucket up to its tags, the index of the first tag, how many old entries it has, and the
