@@ -212,7 +212,7 @@ local function dense(slot)
       local whose, place = split(stray)
       local number, then_slot = floor(place / 64), sub(stray, DENSE_WIDTH + 1, DENSE_WIDTH + 1)
       local cell = bucket.cells[number]
-      if whose ~= best or bucket.size == 0 or (cell ~= EMPTY and sub(cell, 1, 1) ~= then_slot) then
+      if whose ~= best or number >= bucket.size or (cell ~= EMPTY and sub(cell, 1, 1) ~= then_slot) then
         left[#left + 1] = stray
       else
         bucket.cells[number] = changed(then_slot .. sub(cell, 2), place, 1)
@@ -278,10 +278,14 @@ local function dense(slot)
   local function first(i, key, entry, ledger, answer)
     local digest, nonce = sub(entry, 1, DENSE_WIDTH), sub(entry, DENSE_WIDTH + 1, -2) .. ledger.ticked
     local chunk, place = split(digest)
+    if place >= ledger.young * 64 then
+      answer(i, FOREIGN)
+      return 0
+    end
     if not present or present.key ~= key then
       write(ledger, answer)
       local bucket, fault = fetch_cells(key, VERSION .. 'D' .. char(slot, 0) .. chunk)
-      if not bucket or bucket.size > 0 and bucket.size ~= ledger.young or place >= ledger.young * 64 then
+      if not bucket or bucket.size > 0 and bucket.size ~= ledger.young then
         answer(i, fault or FOREIGN)
         return 0
       end

@@ -14,9 +14,9 @@ from fastdedup.events import Conflict, Event
 from fastdedup.kernel.codes import Code
 from fastdedup.kernel.owners import owner_field
 from fastdedup.kernel.verbs import Verb
-from fastdedup.ledger.forms import LedgerForm
+from fastdedup.ledger.forms import DENSE_WIDTH, LedgerForm
 from fastdedup.ledger.ids import ledger_wire, nonce_of
-from fastdedup.ledger.operations import FirstOp, LedgerOp
+from fastdedup.ledger.operations import FOREVER_MS, FirstOp, LedgerOp, LedgerTerms
 from fastdedup.ledger.orphan_ids import OrphanId, OrphanIds
 from fastdedup.testing import FakeStore
 
@@ -98,6 +98,28 @@ async def test_an_id_from_a_clock_that_was_ahead_may_still_be_taken_back(
             ahead = bucket[slot] - 1 + 1_000_000 // view.terms.slot_us
             raw.setrange(one.wire, slot, bytes([ahead % 255 + 1]))
         assert await dedup.gate.run(two) is Code.PENDING
+
+
+# Fault: only the first id of a batch was checked for a place that its bucket has: another one ended the whole call.
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+async def test_a_place_that_no_dense_bucket_has_fails_alone(
+    redis_url: str, redis_server: RedisServer, is_stored: bool
+) -> None:
+    form = LedgerForm(capacity=1000, width=DENSE_WIDTH, window_ms=3_600_000, secret=bytes(32))
+    shared, beyond, places = LedgerTerms(form, "set", FOREVER_MS), bytes(7) + b"\xff\xff", range(200)
+    ops = [FirstOp(b"t:=x{A}AAAA", bytes(7) + at.to_bytes(2, "big") + b"call\1", shared) for at in places]
+    async with Dedup(redis_url, namespace="t", timeout=5.0) as dedup:
+        execute = dedup.gate.connection.store.execute
+        assert set(await execute(Verb.FIRST, ops[:100])) == {Code.OK}
+        if is_stored:
+            with redis_server.client() as raw:
+                raw.append(ops[0].wire, beyond + raw.getrange(ops[0].wire, 2, 2) + b"call\0")
+        else:
+            ops.insert(150, FirstOp(ops[0].wire, beyond + b"call\1", shared))
+        replies = await execute(Verb.FIRST, ops[100:])
+        assert [code for code in replies if code is not Code.OK] == [Code.FOREIGN] * (not is_stored)
 
 
 # Fault: a call took the place of one that was given up, nonce and all; then the store asked for the form
