@@ -271,12 +271,12 @@ LEDGERS = {
     "lua/_ledger.lua": [
         Mutant(
             "An id is a duplicate although its call may still be taken back.",
-            "<= (patience + 1) * TICK_US and PENDING or ALREADY",
-            "<= (patience + 1) * TICK_US and ALREADY or ALREADY",
+            "+ 1) * TICK_US and PENDING or ALREADY",
+            "+ 1) * TICK_US and ALREADY or ALREADY",
         ),
         Mutant(
             "An id counts as just remembered when the number of its tick comes again.",
-            "<= (patience + 1) * TICK_US and PENDING or ALREADY",
+            "<= ((slots < 0 and 2 or patience) + 1) * TICK_US and PENDING or ALREADY",
             "and PENDING",
         ),
         Mutant(
