@@ -89,7 +89,10 @@ async def test_ids_are_first_once_while_it_is_resized(backend: Backend, dense: b
         callers.append(asyncio.create_task(ask(ledger_of(other, NEW, dense=dense), 0)))
         await switched(ledgers[0])
         before = len(asked)
-        await wait_until(lambda: len(asked) > before + 200, description="more ids by both forms")
+        # A caller waits up to four timeouts for an id that another caller's process has just remembered.
+        await wait_until(
+            lambda: len(asked) > before + 200, description="more ids by both forms", deadline=60.0
+        )
         ends = True
         await asyncio.gather(*callers)
         assert set(told.values()) == {1}
