@@ -16,7 +16,6 @@ from ..claim import Claim
 from ..errors import ConfigError
 from ..extras import needs
 from ..gateway import Dedup
-from ..web.admit import is_held
 from ..web.fingerprints import json_fingerprint
 from ..web.request import by_header, by_host, everyone
 from ..web.response import own_reason
@@ -127,7 +126,7 @@ class AiohttpRequest:
             "aiohttp": request,
             _REQUEST: self,
         }
-        if is_held(request.get(CLAIM)):  # by `setup` of an outer application
+        if _BEGIN in request:  # by `setup` of an outer application
             self.scope[SCOPE_CLAIM] = request[CLAIM]
 
     async def receive(self) -> Message:

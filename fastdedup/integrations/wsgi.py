@@ -12,14 +12,15 @@ from ..errors import ConfigError
 from ..flows import drive
 from ..keys import Fingerprint
 from ..sync import Claim, Dedup
-from ..web.admit import admit, is_held
+from ..web.admit import admit
 from ..web.fingerprints import json_fingerprint
 from ..web.policy import PublishedPolicy, docs_at
+from ..web.recorder import is_held
 from ..web.request import Named, Request, by_header, by_host, everyone
 from ..web.response import Response
 from ..web.rules import UUID, Route, RouteSettings, RouteTable, Rule, make_rules
 from .http.background_claims import BackgroundClaims, Make
-from .http.wsgi_exchange import CLAIM, WsgiExchange, send
+from .http.wsgi_exchange import CLAIM, RECORDER, WsgiExchange, send
 from .http.wsgi_request import mount_of, read_body, request_of, route_path
 
 __all__ = [
@@ -154,8 +155,7 @@ class IdempotencyMiddleware:
 
 def is_claimed(environ: WSGIEnvironment) -> bool:
     """Return whether a request is under a claim; see `is_held`."""
-    claim = claim_of(environ)
-    return claim is not None and is_held(claim.asynchronous)
+    return is_held(environ.get(RECORDER))
 
 
 def claim_of(environ: WSGIEnvironment) -> Claim | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
-from ..claim import Claim
 from ..model import Outcome
 from .answers import REFUSALS, AnsweredClaim, answer, refusal
 from .header import parse
@@ -17,15 +16,6 @@ from .rules import Rule
 
 C = TypeVar("C", bound=AnsweredClaim)
 _ACQUIRED: Final = Outcome.ACQUIRED  # naming an enum's member through its class costs 50 ns on Python 3.11
-
-
-def is_held(claim: Claim | None) -> bool:
-    """Return whether a request is still under its claim.
-
-    It is not if the claim was settled or given back, and a middleware outside, which tries again after an error, runs
-    the same request once more: then the request must claim anew.
-    """
-    return claim is not None and claim.settlement.settled is None
 
 
 async def admit(

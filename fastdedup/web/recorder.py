@@ -22,6 +22,15 @@ Marks = list[tuple[bytes, bytes]]
 """Headers that mark a response: degraded, or not stored."""
 
 
+def is_held(recorder: Recorder | None) -> bool:
+    """Return whether a request is still under its claim, also if its handler has settled that by hand.
+
+    It is not if its run is over, and a middleware outside, which tries again after an error, runs the same request
+    once more: then the request must claim anew. If the lease was lost, the claim was neither settled nor given back.
+    """
+    return recorder is not None and not recorder.settled
+
+
 class Recorder:
     """Decides for the response to a request that holds a claim; its driver feeds it, and acts on its decisions.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import Annotated, Any
 
 import flask
@@ -311,3 +312,75 @@ async def test_a_request_that_aiohttp_middleware_tries_again_is_claimed_again() 
     async with TestClient(TestServer(app)) as visitor:
         answers = [await visitor.post("/orders", headers=KEYED) for _ in range(2)]
         assert [await answer.text() for answer in answers] == ["run 2"] * 2
+
+
+# A claim whose lease was lost is neither settled nor given back: such a request ran again without a claim, beside the
+# key's new owner.
+
+
+def test_a_request_of_wsgi_that_has_lost_its_lease_claims_again() -> None:
+    runs, shop = [], flask.Flask("shop")
+    shop.testing = True
+
+    @shop.post("/orders")
+    def order() -> str:
+        claim = wsgi.claim_of(flask.request.environ)
+        assert claim is not None
+        runs.append(claim)
+        claim.asynchronous.settlement.note_lost(outage=False)
+        raise ConnectionError
+
+    with SyncDedup("memory://") as dedup:
+        app: Any = wsgi.IdempotencyMiddleware(shop.wsgi_app, dedup, principal=wsgi.everyone)
+
+        def again(environ: Any, start: Any) -> Any:
+            with suppress(ConnectionError):
+                app(environ, start)
+            return app(environ, start)
+
+        shop.wsgi_app = again  # type: ignore[method-assign]
+        assert (shop.test_client().post("/orders", headers=KEYED).status_code, len(runs)) == (409, 1)
+
+
+async def test_a_request_of_aiohttp_that_has_lost_its_lease_claims_again() -> None:
+    runs = []
+
+    @web.middleware
+    async def again(request: web.Request, handler: Any) -> Any:
+        with suppress(ConnectionError):
+            await handler(request)
+        return await handler(request)
+
+    async def order(request: web.Request) -> web.Response:
+        claim = aiohttp.claim_of(request)
+        assert claim is not None
+        runs.append(claim)
+        claim.settlement.note_lost(outage=False)
+        raise ConnectionError
+
+    app = web.Application(middlewares=[again])
+    app.router.add_post("/orders", order)
+    aiohttp.setup(app, Dedup("memory://"), principal=aiohttp.everyone)
+    async with TestClient(TestServer(app)) as visitor:
+        assert ((await visitor.post("/orders", headers=KEYED)).status, len(runs)) == (409, 1)
+
+
+def test_a_view_that_has_completed_its_claim_calls_another_under_it() -> None:
+    """The inner one claimed anew, and answered with the outer one's record."""
+    shop = flask.Flask("shop")
+    with SyncDedup("memory://") as dedup:
+        FastDedup(shop, dedup)
+
+        @flask_guard(principal=lambda _: "ann")
+        def inner() -> str:
+            return "inner"
+
+        @shop.post("/orders")
+        @flask_guard(principal=lambda _: "ann")
+        def order() -> str:
+            claim = wsgi.claim_of(flask.request.environ)
+            assert claim is not None
+            claim.complete()
+            return inner()
+
+        assert shop.test_client().post("/orders", headers=KEYED).data == b"inner"

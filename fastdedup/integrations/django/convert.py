@@ -23,12 +23,11 @@ from django.utils.datastructures import ImmutableList
 from django.utils.translation import get_language
 
 from ...errors import ConfigError
-from ...web.admit import is_held
 from ...web.forms import contents
-from ...web.recorder import Recorder
+from ...web.recorder import Recorder, is_held
 from ...web.request import Request, RequestTooLarge, normal_host
 from ...web.response import Response, own_reason
-from ..http.exchange import CLAIM
+from ..http.exchange import RECORDER
 from ..http.wsgi_request import check_whole
 
 SOURCE = "django.request"
@@ -69,8 +68,7 @@ def _host_of(request: HttpRequest) -> str:
 
 def is_claimed_outside(request: HttpRequest) -> bool:
     """Return whether a middleware of ASGI or WSGI around Django has claimed the request."""
-    of_asgi, of_wsgi = getattr(request, "scope", {}).get(CLAIM), request.META.get(CLAIM)
-    return is_held(of_asgi) or (of_wsgi is not None and is_held(of_wsgi.asynchronous))
+    return any(is_held(known.get(RECORDER)) for known in (getattr(request, "scope", {}), request.META))
 
 
 def body_of(request: HttpRequest, limit: int, *, parsed: bool = True) -> bytes:

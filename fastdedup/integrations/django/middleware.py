@@ -12,8 +12,9 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBadRequest, Unrea
 from ...errors import ConfigError
 from ...flows import drive
 from ...sync import Claim
-from ...web.admit import admit, is_held
+from ...web.admit import admit
 from ...web.policy import PublishedPolicy, docs_at
+from ...web.recorder import is_held
 from ...web.response import Response
 from ...web.rules import RouteTable
 from ..http.background_claims import Make
@@ -110,7 +111,7 @@ async def claimed(
         asked = request_of(request, read(request, rule.max_request))
         # A request that a middleware has claimed, Django's or an outer one, is not claimed again.
         hold = hold_of(request)
-        if is_claimed_outside(request) or (hold is not None and is_held(hold.recorder.claim)):
+        if is_claimed_outside(request) or (hold is not None and is_held(hold.recorder)):
             return None
         principal = await bridge.call(rule.principal, asked)
         if rule.asks_application:

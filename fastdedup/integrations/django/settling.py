@@ -80,6 +80,7 @@ async def settle(bridge: Bridge, hold: Hold) -> Marks | None:
 
 async def give_back(bridge: Bridge, hold: Hold) -> None:
     """Release the claim of a view that has failed: a retry runs again."""
+    hold.recorder.settled = True
     await _run(bridge, hold, lambda: _give_back(hold.recorder.claim), hold.seconds)
 
 

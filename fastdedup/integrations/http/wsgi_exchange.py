@@ -18,7 +18,8 @@ from .settling import HOLD, settle_by
 from .wsgi_request import supported, whole_path
 
 CLAIM = "fastdedup.claim"
-"""The key of an environ under which a claim is."""
+RECORDER = "fastdedup.recorder"
+"""The keys of an environ under which a claim is, and what becomes of its response."""
 
 Write = Callable[[bytes], object]
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None]
@@ -54,7 +55,8 @@ class WsgiExchange:
         """Settle a claim by the response. Show it to the application, and hide what would bypass the recorder."""
         environ[CLAIM] = claim
         supported(environ)
-        self._held = claim, Recorder(claim.asynchronous, rule, docs, whole_path(environ), mark)
+        environ[RECORDER] = recorder = Recorder(claim.asynchronous, rule, docs, whole_path(environ), mark)
+        self._held = claim, recorder
         self.work_under(claim.asynchronous.settlement.store_key, claim)
 
     def work_under(self, store_key: bytes, holder: object) -> None:
