@@ -149,3 +149,18 @@ def test_a_routers_dependency_describes_the_header_once_at_each_operation() -> N
     for operation in operations.values():
         assert header(operation, "Idempotency-Key")["required"]
         assert len(operation["parameters"]) == 2
+
+
+def test_the_header_that_a_handler_declares_by_itself_is_described_once() -> None:
+    """Its name may be in lower case, as FastAPI makes it of a parameter's; FastAPI answers 422 if it is missing."""
+    app = FastAPI()
+    Idempotency(app, Dedup("memory://"))
+    tenant = {"$ref": "#/components/parameters/Tenant"}
+
+    @app.post("/", dependencies=[Claimed(principal=everyone)], openapi_extra={"parameters": [tenant]})
+    async def order(idempotency_key: Annotated[str, Header()]) -> None: ...
+
+    given = app.openapi()["paths"]["/"]["post"]["parameters"]
+    assert tenant in given
+    (key,) = (one for one in given if one != tenant)
+    assert (key["name"], key["required"]) == ("Idempotency-Key", True)

@@ -87,10 +87,15 @@ def _add_keys(app: FastAPI, paths: dict[str, Any]) -> None:
         operation = paths.get(path, {}).get(method)
         if mark is not None and operation is not None:
             schema = {"type": "string", "title": NAME, _MARK: {"facts": mark}}
-            header = {"name": NAME, "in": "header", "schema": schema}
-            own = operation.get("parameters", ())
-            others = [one for one in own if (one["name"], one["in"]) != (NAME, "header")]
-            operation["parameters"] = [*others, header]
+            given = operation.get("parameters", ())
+            is_required = any(one.get("required", False) for one in given if _is_key(one))
+            header = {"name": NAME, "in": "header", "required": is_required, "schema": schema}
+            operation["parameters"] = [*(one for one in given if not _is_key(one)), header]
+
+
+def _is_key(parameter: dict[str, Any]) -> bool:
+    """True for the key's header as the handler declares it. A reference, of `openapi_extra`, has no name."""
+    return parameter.get("in") == "header" and parameter["name"].lower() == NAME.lower()
 
 
 def _operations(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -111,7 +116,7 @@ def _complete(operation: dict[str, Any], defaults: dict[str, Any]) -> None:
         else:
             facts = {**defaults, **mark["facts"]}
             operation[_FACTS] = facts
-            parameter["required"] = facts["key"] == "required"
+            parameter["required"] = parameter["required"] or facts["key"] == "required"
             parameter["description"] = _about(facts)
             for problem in _problems_of(facts):
                 _add(operation, problem.status, problem.title, problem)
