@@ -42,6 +42,7 @@ from fastdedup.sync import Dedup as SyncDedup
 from fastdedup.web.response import ResponseCodec
 
 from ..servers import RedisServer
+from ..waiting import wait_until
 from .conftest import MakeGate
 from .desk import client, enveloping, key, problem
 
@@ -890,3 +891,46 @@ async def test_a_lease_lost_before_the_handler_stops_it(make_gate: MakeGate, can
     async with client(app) as ann:
         problem(await ann.post("/", headers={"idempotency-key": "k"}), "claim-lost", 409)
     assert task.cancelling() == cancelled_before
+
+
+async def test_a_handler_that_middleware_has_left_alone_holds_its_key_no_longer_than_it_runs() -> None:
+    """The middleware answers before the claim, and `AsgiExchange.run` has ended, which else ends the renewal."""
+    app, may_go_on, runs = FastAPI(), asyncio.Event(), []
+
+    class Impatient:
+        def __init__(self, app: Any) -> None:
+            self.app = app
+
+        async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+            handling = asyncio.ensure_future(self.app(scope, receive, send))
+            runs.append(None)
+            if len(runs) > 1:
+                return await handling
+            handling.add_done_callback(lambda task: task.exception())
+            return await Response(status_code=504)(scope, receive, send)
+
+    async def wait() -> None:
+        await may_go_on.wait()
+
+    @app.post("/", dependencies=[Depends(wait), Claimed(principal=everyone)])
+    async def fail_first(request: Request) -> None:
+        claims.append(claim_of(request.scope))
+        if len(claims) == 1:
+            raise ValueError
+
+    claims: list[Any] = []
+    app.add_middleware(Impatient)
+    Idempotency(app, Dedup("memory://", lease=0.3))
+    async with client(app) as ann:
+
+        async def status() -> int:
+            return (await ann.post("/", headers={"idempotency-key": "k"})).status_code
+
+        assert await status() == 504
+        may_go_on.set()
+        await wait_until(lambda: claims, description="the handler has run")
+
+        async def is_free() -> bool:
+            return await status() == 200
+
+        await wait_until(is_free, description="the key is free", deadline=5.0)

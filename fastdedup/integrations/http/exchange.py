@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any, Final
@@ -79,8 +80,9 @@ class AsgiExchange:
         self._running: Any = None
         self._task: asyncio.Task[Any] | None = None
         self._watcher: asyncio.Task[None] | None = None
-        # What ends the work that clients of HTTP ask for, while the application runs.
+        # What ends the work that clients of HTTP ask for, while the application runs; has it run.
         self._work: Any = None
+        self._has_run = False
         # What the response passes before it comes here, until it is whole: see `ResponseStage`; whether a transaction
         # decides on the response.
         self.stage: Any = None
@@ -189,6 +191,11 @@ class AsgiExchange:
         recorder = self.recorder = Recorder(claim, rule, docs, scope["path"], mark)
         scope[CLAIM], scope[RECORDER] = claim, recorder
         claim.settlement.guard(self)  # the task that it cancels and uncancels
+        task = asyncio.current_task() if self._has_run and claim.settlement.renewal is not None else None
+        if task is not None:
+            # Middleware has answered, and left the handler alone in a task of its own: the renewal ends with that.
+            claim.settlement.renew_no_more()
+            claim.settlement.keep_renewed(weakref.ref(task))
         self.work_under(claim.settlement.store_key)
         self._obey(scope, rule)
         return recorder
@@ -306,6 +313,7 @@ class AsgiExchange:
                 raise failure
         finally:
             failure = None  # its traceback refers to this frame
+            self._has_run = True
             self._scope = self._app = self._running = None  # they refer to this exchange
             leave(self._work)
             if self._timer is not None:
