@@ -121,6 +121,8 @@ class TypedResultReader(ResultReader):
         is_changed = is_changed or kind in _CHANGING
         if kind in _ENDLESS:
             yield f"a {kind}"
+        elif kind == "call" and not isinstance(schema["function"], type):  # a named tuple's is its class
+            yield "a function"
         elif _imports(schema.get("function")):
             yield "an ImportString, because it would import what the stored text names"
         elif kind == "enum" and not is_changed:

@@ -212,6 +212,7 @@ class Holding:
 REFUSED = [
     *(Plain, list[Plain], Odd, Holding, Holding | None, Callable[[], int]),
     *(Iterator[int], Generator[int, None, None], AsyncIterator[int], type[int], dict[str, Plain]),
+    list[key_of],  # type: ignore[valid-type]
 ]
 
 
