@@ -340,6 +340,12 @@ class KnownCall(ClaimCall):
         self.verdict = verdict
         """The store's answer."""
 
+    def read_by(self, reader: Any) -> KnownCall:
+        """Return the same answer for claims of another declared type. `reader`: see `ClaimOp`."""
+        op = self.op.copy()
+        op.reader = reader
+        return KnownCall(self._gate, op, Claim(self._gate, op, self.verdict), self.verdict)
+
     def __await__(self) -> Generator[Any, Any, Claim]:
         yield from ()  # makes this a generator, the cheapest iterator that can return a value
         return self._claim
@@ -388,7 +394,8 @@ def claim_of(
         return renewed_claim(gate, op, verdict, owned=owned)
     claim = Claim(gate, op, verdict)
     if outcome is _SUCCEEDED and (age := gate.recent_for(op, verdict)) > 0.0:
-        gate.learn(op, KnownCall(gate, op, claim, verdict), verdict, age)
+        known = KnownCall(gate, op, claim, verdict)
+        gate.learn(op, known if op.reader is None else known.read_by(None), verdict, age)
     return claim
 
 
@@ -457,6 +464,8 @@ def key_call(
     if gate.recent:  # it is empty, except in a storm
         known: KnownCall | None = gate.known_success(options, key, mark)
         if known is not None:
+            if options is not PLAIN and options.returns is not None:
+                known = known.read_by(reader_for(options.returns, gate.settings.codec))
             if (counters := gate.observers.counters) is not None:
                 counters.observe(gate.settings.namespace, "claim", "succeeded", 0.0)
             return known

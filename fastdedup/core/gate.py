@@ -222,7 +222,6 @@ class Gate(Executor):
             or options.lease is not None
             or options.ttl is not None
             or options.remember is not None
-            or options.returns is not None
         ):
             return None
         known = self.recent.get(key) if isinstance(key, str) else None
@@ -237,8 +236,8 @@ class Gate(Executor):
         return known.answer
 
     def recent_for(self, op: ClaimOp, verdict: Verdict) -> float:
-        """Return the seconds for which a success may be cached; 0 for a token's, and for one with a declared type."""
-        if not op.terms.shared or verdict.degraded or op.reader is not None:
+        """Return the seconds for which a success may be cached; 0 for a token's, which is not a key's."""
+        if not op.terms.shared or verdict.degraded:
             return 0.0
         # Counted from the question, so certainly not past the record's expiry.
         left = verdict.left_ms / 1000 - (asyncio.get_running_loop().time() - op.at)

@@ -7,6 +7,7 @@ import asyncio
 import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -64,6 +65,25 @@ async def test_a_success_is_told_again_without_asking_the_store(clock: Clock) ->
         (await dedup.claim("k")).result.append(2)
         again = await dedup.claim("k")
         assert (again.key, again.outcome, again.result) == ("k", Outcome.SUCCEEDED, [1])
+
+
+async def test_claims_of_each_type_share_a_success(clock: Clock) -> None:
+    """Also one that a claim with a declared type has heard of."""
+    async with gate() as (dedup, store):
+        for key, heard in ("plain", {}), ("typed", {"returns": Decimal}):
+            await succeed(dedup, key, Decimal("1.10"), **heard)
+            store.down = True
+            for declared, found in (None, "1.10"), (Decimal, Decimal("1.10")), (str, "1.10"):
+                alone, (listed,) = (
+                    await dedup.claim(key, returns=declared),
+                    await dedup.claim_many([key], returns=declared),
+                )
+                assert [*map(repr, (alone.replay(), listed.replay(), alone.result))] == [
+                    *map(repr, (found, found, "1.10"))
+                ]
+            with pytest.raises(ConfigError, match="cannot come back"):
+                dedup.claim(key, returns=object.__new__)
+            store.down = False
 
 
 async def test_a_list_with_a_ledger_asks_for_its_own_records(clock: Clock) -> None:
