@@ -10,7 +10,7 @@ from .compiled import mypyc_attr
 from .core.gate import Gate
 from .core.settlement import Settlement
 from .downstream import downstream_key
-from .errors import InProgressError, InvalidKeyError, MismatchError, UsageError, first_run_failed
+from .errors import InProgressError, InvalidKeyError, MismatchError, ResultError, UsageError, first_run_failed
 from .kernel.operations import ClaimOp, TouchOp, Verdict
 from .kernel.owners import owner_text
 from .kernel.terms import Mode
@@ -186,7 +186,15 @@ class Claim(Generic[R]):
                 wanted = self._call.reader if declared is None else declared
                 if wanted is None:
                     return self.result
-                return read_as(wanted, self._verdict.payload, self.key, self._gate.settings.codec)
+                try:
+                    return read_as(wanted, self._verdict.payload, self.key, self._gate.settings.codec)
+                except ResultError:
+                    if not self.remembered:
+                        raise
+                raise ResultError(
+                    f"the result of {self.key!r} is not kept any more, only a ledger knows of its success: "
+                    "ask claim.remembered before replay()"
+                )
             case Outcome.FAILED:
                 raise first_run_failed(self.key, self.error)
             case Outcome.IN_PROGRESS:

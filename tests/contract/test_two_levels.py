@@ -8,7 +8,17 @@ from typing import Any
 
 import pytest
 
-from fastdedup import Claim, ConfigError, Dedup, InvalidKeyError, Ledger, Outcome, Resolution, Takeover
+from fastdedup import (
+    Claim,
+    ConfigError,
+    Dedup,
+    InvalidKeyError,
+    Ledger,
+    Outcome,
+    Resolution,
+    ResultError,
+    Takeover,
+)
 from fastdedup.kernel.keyspace import names_of
 from fastdedup.kernel.operations import ForgetOp, ReadOp
 from fastdedup.kernel.records import Stored
@@ -68,6 +78,8 @@ async def test_a_success_is_remembered_without_its_result(dedup: Dedup) -> None:
     later = await dedup.claim("k", remember=ledger)
     assert (later.outcome, later.result, later.remembered) == (Outcome.SUCCEEDED, None, True)
     assert later.replay() is None
+    with pytest.raises(ResultError, match=r"'k' is not kept any more.*claim\.remembered"):
+        (await dedup.claim("k", remember=ledger, returns=dict)).replay()
     assert (await dedup.claim("k", remember=ledger, owner="me", wait=1.0)).remembered
     assert await ledger.forget("k") is True
     again = await dedup.claim("k", remember=ledger)
