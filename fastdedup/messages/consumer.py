@@ -322,14 +322,12 @@ class BrokerConsumer(ABC, Generic[Message, JobT]):
             return await self._handler(*given)
 
         async def lay(decision: Decision) -> None:
-            was_begun = job.is_begun
-
             async def publish() -> None:
                 job.is_begun = True  # a copy that is under way is not cut off
                 await self._lay(job.message, decision)
 
             async def pause() -> None:
-                job.is_begun = was_begun
+                job.is_begun = False
                 await self._pause(job, max(self._retry_delay, LAYING_PAUSE))
 
             await self._deliveries.lay_at_last(publish, pause, self._is_lost)

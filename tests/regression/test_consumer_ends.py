@@ -283,20 +283,21 @@ async def test_a_message_held_for_its_next_attempt_goes_back_by_stop(
         assert orders.runs["big"] == 1
 
 
-@pytest.mark.parametrize(("attempts", "place"), [(1, "dead"), (5, "retry.50ms")])
+@pytest.mark.parametrize(("attempts", "place"), [(1, "dead"), (5, "retry.100000ms")])
 async def test_a_copy_that_is_refused_holds_no_stop_up(
-    rabbitmq: RabbitServer, redis_url: str, attempts: int, place: str
+    rabbitmq: RabbitServer, redis_url: str, caplog: pytest.LogCaptureFixture, attempts: int, place: str
 ) -> None:
-    """Its place is full. The consumer asked again for all of `grace`, though the broker had the message."""
+    """Its place is full. `stop` waited for the next try, for all of `grace`, though the broker had the message."""
+    options = {"declare": False, "attempts": attempts, "retry_delay": 100.0, "grace": 90.0}
     async with shop(rabbitmq, redis_url) as orders:
-        for each in ("dead", "retry.50ms"):
+        for each in ("dead", "retry.100000ms"):
             full = {"x-max-length": 1, "x-overflow": "reject-publish"}
             await orders.channel.declare_queue(f"{orders.queue.name}.{each}", durable=True, arguments=full)
         await orders.publish("other", routing_key=f"{orders.queue.name}.{place}")
         orders.then = fault
         await orders.publish("big")
-        async with asyncio.timeout(30.0), orders.consuming(declare=False, attempts=attempts, grace=90.0):
-            await wait_until(lambda: orders.runs["big"], description="it has failed")
+        async with asyncio.timeout(30.0), orders.consuming(**options):
+            await wait_until(lambda: "refuses a message" in caplog.text, description="it was refused")
 
         async def is_back() -> bool:
             return await orders.left() == 1
