@@ -8,11 +8,15 @@ Main path: `Consumer.run` → ReceiveMessage → `Deliveries.handle` → DeleteM
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import re
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Unpack
@@ -21,7 +25,6 @@ from ..extras import needs
 
 with needs(__name__, "boto3 or aiobotocore", "'fastdedup[sqs]'"):
     import anyio
-    from anyio.to_thread import run_sync
     from botocore.exceptions import (
         BotoCoreError,
         ClientError,
@@ -196,9 +199,11 @@ class Consumer(PullingConsumer[SqsMessage]):
 
     async def _call(self, name: str, **given: Any) -> dict[str, Any]:
         call = partial(getattr(self._client, name), **given)
-        # A queue that hangs is left to its thread: a consumer that ends does not wait for boto3's read_timeout.
-        in_thread = partial(run_sync, limiter=self._threads, abandon_on_cancel=True)
-        return await call() if self._is_async else await in_thread(call)
+        if not self._is_async:
+            async with self._threads:
+                return await _in_thread(call)
+        found: dict[str, Any] = await call()
+        return found
 
     async def _open(self) -> None:
         reply = await self._call("get_queue_attributes", QueueUrl=self._url, AttributeNames=["All"])
@@ -305,6 +310,25 @@ class Consumer(PullingConsumer[SqsMessage]):
             more["MessageDeduplicationId"] = f"dead:{message.id}"
         place = {"QueueUrl": self._dead_letter, "MessageBody": message.body}
         await self._call("send_message", **place, MessageAttributes=attributes, **more)
+
+
+async def _in_thread(call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return what a call of boto3 returns. If the queue hangs, neither a cancelled task nor the process waits for it.
+
+    A thread of anyio or of an executor would keep the process until boto3's read_timeout, a minute for each try.
+    """
+    done = Future[dict[str, Any]]()
+    done.set_running_or_notify_cancel()  # a task that leaves it does not end it
+    context = copy_context()
+
+    def work() -> None:
+        try:
+            done.set_result(context.run(call))
+        except BaseException as error:  # noqa: BLE001 -- raised in the task
+            done.set_exception(error)
+
+    threading.Thread(target=work, name="fastdedup-sqs", daemon=True).start()
+    return await asyncio.wrap_future(done)
 
 
 class _TooManyError(Exception):

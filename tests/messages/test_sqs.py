@@ -28,6 +28,7 @@ from fastdedup.messages.key_turns import KeyTurns
 
 from ..brokers import SqsServer
 from ..fixtures import async_fixture
+from ..programs import started
 from ..servers import free_port
 from ..waiting import time_passes, wait_until
 from .consumers import Handler, Work, at_work, fault, opened
@@ -509,3 +510,35 @@ async def test_the_page_of_sqs_runs(sqs: SqsServer, redis_url: str, monkeypatch:
         pass
     await wait_until(lambda: done == ["a"] and shop.left() == 0, description="it is done")
     await stopped(running)
+
+
+PROGRAM = """
+import asyncio, sys
+from fastdedup import Dedup
+from fastdedup.integrations.sqs import Consumer
+from tests.messages.consumers import a_handler
+from tests.messages.test_sqs import client_of
+from tests.waiting import wait_until
+
+async def main(sqs, queue, redis):
+    async with Dedup(redis) as dedup, Consumer(client_of(sqs), dedup, queue_url=queue, grace=0.0) as consumer:
+        running = asyncio.create_task(consumer.run(a_handler))
+        await wait_until(lambda: consumer.is_running, description="it runs")
+        print("up", flush=True)
+        await asyncio.to_thread(sys.stdin.readline)
+        consumer.stop()
+        await running
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+def test_a_queue_that_hangs_does_not_keep_a_process_from_its_end(sqs: SqsServer, redis_url: str) -> None:
+    """The call that was left to its thread kept the interpreter until boto3's read_timeout: 60 s for each try."""
+    command = [sys.executable, "-c", PROGRAM, sqs.url, Shop(sqs).url, redis_url]
+    with started(command, stdin=subprocess.PIPE) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "up\n"
+        with sqs.frozen():
+            program.communicate("stop\n", timeout=40)
+    assert program.returncode == 0
