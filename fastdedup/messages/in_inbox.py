@@ -26,6 +26,7 @@ from ..gateway import Dedup
 from ..model import Outcome
 from ..sql.bridge import Begin
 from ..sql.drivers.base import ClosedConnectionError, is_outage
+from ..sql.faults import layers
 from ..sql.inbox import Inbox
 from ..sql.once import MENDING, RENEWED, UNHEARD, Transactions, bypassed, wait_at
 from ..sql.open_transaction import CommitUnknown, OnceRules
@@ -161,11 +162,14 @@ class InboxWay:
                     assert exhausted is not None
                     return exhausted
                 except BaseException as fault:
-                    if not transactions.has_begun and isinstance(fault, MismatchError):
+                    # Of the row; `begin` may tell it in the application's words.
+                    of_row = () if transactions.has_begun else tuple(layers(fault))
+                    if any(isinstance(each, MismatchError) for each in of_row):
                         return self._rules.of_mismatch(delivery.key, attempt)
-                    if not transactions.has_begun and isinstance(fault, (FailedError, ResultError)):
+                    not_had = next((e for e in of_row if isinstance(e, (FailedError, ResultError))), None)
+                    if not_had is not None:
                         # The row says that the work is done; its result cannot be read, or was not kept.
-                        why = fault if self._rules.keep_result else None
+                        why = not_had if self._rules.keep_result else None
                         return Decision(Action.ACK, Reason.DUPLICATE, delivery.key, attempt, error=why)
                     if self._once.refuted:
                         raise

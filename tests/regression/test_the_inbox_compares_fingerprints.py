@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from fastdedup import ConfigError, MismatchError, Outcome, fingerprint
+from fastdedup import ConfigError, FailedError, MismatchError, Outcome, fingerprint
 from fastdedup.messages import Action, Reason
 from fastdedup.sql import Inbox
 from fastdedup.sql.dialects import TableName, dialect_of
@@ -191,6 +191,30 @@ async def test_a_consumer_lays_down_another_message_under_a_used_id(
         # The gate does not take the first message for the one that was laid down.
         assert (await consumer.get(first)).reason is Reason.DUPLICATE
     assert (shop.effects(), consumer.runs) == (1, [first])
+
+
+async def test_a_begin_that_tells_errors_in_its_words_hides_no_mismatch_and_no_lost_result(
+    tmp_path: Path,
+) -> None:
+    """Such a message was held for ever, as if the database were away."""
+    shop = Database(tmp_path / "shop.db")
+
+    @asynccontextmanager
+    async def begin() -> AsyncIterator[Any]:
+        try:
+            async with transaction(shop.path) as connection:
+                yield connection
+        except Exception as error:
+            raise LookupError("in other words") from error
+
+    inbox = Inbox("billing", keep=WEEK, begin=begin, max_result=40)
+    consumer = Billing(None, inbox=inbox, keep_result=True, fingerprint=lambda message: message["amount"])
+    consumer.then = lambda: "x" * 100
+    first, other = {"id": "a", "amount": 5}, {"id": "a", "amount": 999}
+    async with asyncio.timeout(5):
+        found = [await consumer.get(message) for message in (first, first, other)]
+    assert [each.reason for each in found] == [Reason.FIRST, Reason.DUPLICATE, Reason.MISMATCH]
+    assert isinstance(found[1].error, FailedError)
 
 
 async def test_a_broker_gets_the_dead_letter(server: RedisServer, tmp_path: Path) -> None:
