@@ -62,7 +62,7 @@ func once(key string, work func(fence int64) (any, error)) (json.RawMessage, err
 	if err == nil {
 		mine["result"] = json.RawMessage(result)
 		said, err = ask("/complete", mine)
-		for tries := 1; err != nil && tries < 3 && (said.Status/100 != 4 || said.Status == 429); tries++ {
+		for tries := 1; err != nil && tries < 3 && (said.Status/100 != 4 || said.Status == 408 || said.Status == 429); tries++ {
 			time.Sleep(time.Second)
 			said, err = ask("/complete", mine)
 		}

@@ -32,7 +32,7 @@ export async function once(key, work) {
       await ask("/complete", { ...mine, result });
       return result;
     } catch (error) { // the work is done: it must not run again
-      const lasts = error instanceof TypeError || (error.status < 500 && error.status !== 429);
+      const lasts = error instanceof TypeError || (error.status < 500 && ![408, 429].includes(error.status));
       if (tries < 3 && !lasts) { await pause(1000); continue; }
       await ask("/fail", { ...mine, error: "its result was not stored", ttl: 86_400_000 }).catch(() => {});
       throw error;

@@ -32,7 +32,7 @@ function once(string $key, callable $work): mixed
             ask("/complete", $mine + ["result" => $result]);
             return $result;
         } catch (Throwable $error) { // the work is done: it must not run again
-            $lasts = $error instanceof JsonException || (intdiv($error->getCode(), 100) === 4 && $error->getCode() !== 429);
+            $lasts = $error instanceof JsonException || (intdiv($error->getCode(), 100) === 4 && !in_array($error->getCode(), [408, 429]));
             if ($tries < 3 && !$lasts) { sleep(1); continue; }
             try { ask("/fail", $mine + ["error" => "its result was not stored", "ttl" => 86_400_000]); } catch (Exception) {}
             throw $error;

@@ -31,7 +31,7 @@ def once(key)
   begin
     ask("/complete", mine.merge(result: result))
   rescue => error # the work is done: it must not run again
-    lasts = error.is_a?(JSON::GeneratorError) || error.message.match?(/\A4(?!29)\d\d: /)
+    lasts = error.is_a?(JSON::GeneratorError) || error.message.match?(/\A4(?!08|29)\d\d: /)
     (sleep 1; retry) if (tries += 1) < 3 && !lasts
     ask("/fail", mine.merge(error: "its result was not stored", ttl: 86_400_000)) rescue nil
     raise error

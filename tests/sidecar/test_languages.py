@@ -15,7 +15,11 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from socketserver import UnixStreamServer
+from threading import Thread
+from typing import Any
 
 import pytest
 
@@ -207,6 +211,42 @@ def test_a_claim_that_was_lost_is_an_error(client: Client, key: str, sidecar: Si
     assert re.search("The claim is not, or no longer|CLAIMLOST", lost.stderr + lost.stdout)
     assert completions(sidecar) == before + 1
     assert client.effects == 1
+
+
+class Refusing(BaseHTTPRequestHandler):
+    """Grants each claim. Refuses its first `complete` with the status that is its key."""
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.server.asked.append(self.path.rpartition("/")[2])  # type: ignore[attr-defined]
+        refused = self.server.asked == ["claims", "complete"]  # type: ignore[attr-defined]
+        status = int(asked["key"]) if refused else 200
+        said = {"outcome": "acquired", "owner": "1", "fence": 1, "title": "refused", "status": status}
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(json.dumps(said).encode())
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+@pytest.mark.parametrize("language", [each for each in CHOSEN if each != "java"])
+@pytest.mark.parametrize(
+    ("status", "then"),
+    [(408, "complete"), (429, "complete"), (500, "complete"), (409, "fail"), (413, "fail")],
+)
+def test_complete_is_repeated_if_that_can_help(
+    clients: dict[str, Client], tmp_path: Path, language: str, status: int, then: str
+) -> None:
+    """After 408, a request that came too late, a failure stood for a day in place of the result."""
+    with UnixStreamServer(str(tmp_path / "s"), Refusing) as server:
+        server.asked = []  # type: ignore[attr-defined]
+        Thread(target=server.serve_forever).start()
+        clients[language].connect(tmp_path / "s")
+        try:
+            clients[language].once(str(status))
+        finally:
+            server.shutdown()
+        assert server.asked == ["claims", "complete", then]  # type: ignore[attr-defined]
 
 
 def test_a_failure_for_good_is_an_error(client: Client, key: str, sidecar: Sidecar) -> None:
