@@ -38,8 +38,8 @@ REMEMBERED = 320
 """The bytes, about, that it takes to keep an id which was remembered, so that it can be forgotten again."""
 _IN_ONE_TURN = 32
 """Grants that are taken back in one turn of the loop, which takes 1 ms."""
-_MOST_WAITING = 10_000
-"""Grants that wait for a later turn; what is beyond is taken back at once."""
+_TURNS = 64
+"""The part of those that wait which a turn takes back, if that is more: so their number stays bounded."""
 _BATCH = 64
 """Claims that are released at once: Redis takes 0.2 ms for them, the sidecar 1 ms."""
 _SHARE = 2.0
@@ -86,7 +86,7 @@ class UntoldGrants:
 
     def _go_on(self) -> None:
         line = self._line
-        some = len(line) if self._is_over else max(_IN_ONE_TURN, len(line) - _MOST_WAITING)
+        some = len(line) if self._is_over else max(_IN_ONE_TURN, len(line) // _TURNS)
         grants = [line.popleft() for _ in range(min(some, len(line)))]
         self._due = bool(line)
         if line:

@@ -7,8 +7,10 @@ import gc
 import json
 import select
 import socket
-from collections.abc import AsyncIterator
+from collections import deque
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 from uvicorn.server import ServerState
@@ -22,7 +24,7 @@ from fastdedup.sidecar.http.protocol import HttpProtocol
 from fastdedup.sidecar.ledgers import MAX_IDS
 from fastdedup.sidecar.limits import Limits
 from fastdedup.sidecar.namespaces import Namespaces, RawCodec
-from fastdedup.sidecar.releases import take_back
+from fastdedup.sidecar.releases import UntoldGrants, take_back
 from fastdedup.sidecar.request_memory import PLACE
 from fastdedup.sidecar.resp.commands import COMMANDS
 from fastdedup.sidecar.resp.connection import RespConnection
@@ -202,3 +204,18 @@ async def test_what_a_batch_over_http_was_granted_is_taken_back_in_turns(end: st
         assert (most < 500) is (end != "the sidecar stops")
         records = [await root.get(str(number)) for number in range(999)]
         assert {record.state for record in records if record} == {"released"}
+
+
+def test_no_turn_takes_most_of_many_grants_back() -> None:
+    """Fault: all but 10,000 were taken back at once: the store had no room for that, and many stayed taken."""
+    turns: deque[Callable[[], None]] = deque()
+    taken: list[int] = []
+    untold = UntoldGrants(turns.append)
+    most = 0
+    for _ in range(64):
+        untold.add([partial(taken.append, 0)] * 1000)
+    while turns:
+        before = len(taken)
+        turns.popleft()()
+        most = max(most, len(taken) - before)
+    assert (len(taken), most) == (64_000, 999)
