@@ -37,6 +37,7 @@ from fastdedup.stores.memory import MemoryStore
 from fastdedup.stores.redis.scripts import pack as pack_command
 from fastdedup.stores.sidecar.wire import RUNS, pack_run
 
+from ..killable import until
 from ..servers import RedisServer
 from ..sidecar.attacks import answered, connect
 from ..sidecar.conftest import Running, serve, sidecar
@@ -72,6 +73,23 @@ def test_what_stands_before_half_a_request_is_answered(serve: Callable[..., Runn
         client.shutdown(socket.SHUT_WR)
         answers = client.makefile("rb").read()
         assert [answers.count(b"HTTP/1.1 %d" % status) for status in (200, 400)] == [2, 1]
+
+
+def test_the_end_changes_no_refusal_that_waits(serve: Callable[..., Running]) -> None:
+    """Fault: headers that were too large were answered 400; a request that found no memory, too."""
+    sidecar = serve()
+    sidecar.call(sidecar.namespaces.root.claim("a"))
+    with sidecar.raw() as client:
+        body = b'{"key":"a","wait":60000}'
+        client.sendall(CLAIM % (len(body), body) + LOOK[:-2] + b"x: " + 50_000 * b"x")
+        client.shutdown(socket.SHUT_WR)
+        gate = sidecar.namespaces.root.gate
+        until(lambda: gate.connection.wakeups.waiting, "it waits")
+        (connection,) = sidecar.server.connections
+        until(lambda: not connection.transport.is_reading(), "the end has come")
+        sidecar.call(sidecar.namespaces.root.forget("a"))
+        answers = client.makefile("rb").read()
+        assert [answers.count(b"HTTP/1.1 %d" % status) for status in (201, 431)] == [1, 1]
 
 
 def test_half_a_request_ends_the_connection(serve: Callable[..., Running]) -> None:
@@ -434,6 +452,25 @@ async def test_what_all_replies_of_a_write_that_fails_have_granted_is_taken_back
             return await states() == [told, "released", "released", "released"]
 
         await wait_until(taken_back, description="all is taken back")
+
+
+async def test_no_news_is_sent_to_a_connection_that_closes() -> None:
+    """Fault: a client that ended, read nothing and had asked for news got all of it, beyond every bound."""
+    async with Dedup(MemoryStore(), codec=RawCodec()) as root:
+        here, there = socket.socketpair()
+        there.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        _, connection = await asyncio.get_running_loop().connect_accepted_socket(
+            lambda: RespConnection(Namespaces(root), set(), WITH_STORES), there
+        )
+        with here:
+            here.sendall(1000 * pack(b"PING"))
+            here.shutdown(socket.SHUT_WR)
+            await wait_until(connection.transport.is_closing, description="all is answered")
+            kept = connection.transport.get_write_buffer_size()
+            assert kept
+            for _ in range(1000):
+                connection.push(bytes(1000))
+            assert connection.transport.get_write_buffer_size() == kept
 
 
 @pytest.mark.parametrize("is_read", [True, False])

@@ -287,7 +287,7 @@ class RespConnection(asyncio.Protocol):
 
     def push(self, message: bytes) -> bool:
         """Send a message that is not a reply; return False if the client does not read, and may do so later."""
-        if self._writing and not self.gone:
+        if self._writing and not self.gone and not self.transport.is_closing():
             self._send(message, [NO_PLACE])
         return self._writing or self.gone
 
