@@ -210,7 +210,9 @@ class HttpProtocol(asyncio.Protocol):
         latest, running = self._latest, self._running
         if hung_up(self.transport) or latest is None or running is None or running.answered:
             return False
-        if self._whole:
+        if self._farewell is not None:
+            pass  # it follows the answers
+        elif self._whole:
             latest.keep_alive = False
         elif running.whole:  # the rest of the latest one never comes
             self._end(problems.BAD_REQUEST)
