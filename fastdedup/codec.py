@@ -140,7 +140,7 @@ def encode(codec: Codec, value: Any, limit: int, json_of: Callable[[Any], bytes]
         return encoded
     try:
         payload = json_of(value) if json_of and type(codec) is JSONCodec else codec.dumps(value)
-    except DedupError:
+    except (ResultError, ResultTooLargeError):
         raise
     except Exception as error:  # any error of a codec becomes one error for callers
         what, way = "a result", "return JSON-able data, or give Dedup a codec= that knows the type"

@@ -25,7 +25,13 @@ from fastdedup import (
     Takeover,
 )
 from fastdedup.codec import UNSTORABLE
-from fastdedup.errors import ClaimLostError, InProgressError, UnknownTransitionError
+from fastdedup.errors import (
+    ClaimLostError,
+    ConfigError,
+    InProgressError,
+    UnavailableError,
+    UnknownTransitionError,
+)
 from fastdedup.kernel.operations import ReadOp
 from fastdedup.kernel.records import Stored
 from fastdedup.messages import Action, MessageRules, Reason
@@ -264,6 +270,29 @@ async def test_a_swallowed_error_records_no_other_result(dedup: Dedup) -> None:
         with pytest.raises(ResultTooLargeError):
             await claim.complete("x" * 2000)
     assert (await dedup.claim("order:42")).error["message"] == UNSTORABLE
+
+
+@pytest.mark.parametrize("error", [UnavailableError("x"), ConfigError("x"), ClaimLostError("x")], ids=repr)
+async def test_no_error_of_a_codec_lets_the_work_run_again(store: FakeStore, error: DedupError) -> None:
+    """One of this library came through as if the result were storable: the work ran again after the lease."""
+
+    def refuse(result: Any) -> bytes:
+        raise error
+
+    charges = []
+    async with Dedup(store, codec=CodecOf(refuse, bytes), **SETTINGS) as dedup:
+
+        @dedup.once(key=lambda order: order)
+        async def charge(order: str) -> str:
+            charges.append(order)
+            return "paid"
+
+        with pytest.raises(ResultError, match="cannot store a result"):
+            await charge("42")
+        store.clock.advance(31.0)
+        with pytest.raises(FailedError, match=UNSTORABLE):
+            await charge("42")
+    assert charges == ["42"]
 
 
 async def test_a_result_that_the_sidecar_refuses_is_kept_too(redis_url: str) -> None:
