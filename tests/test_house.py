@@ -150,6 +150,10 @@ PRIVATE_OF_LIBRARIES: dict[str, tuple[set[str], str]] = {
         {"_consumer", "_js", "_nc", "_pending_queue", "_sub"},
         "a subscription shows neither its name, its connection nor what it has received",
     ),
+    "integrations.rabbitmq.consumer": (
+        {"_consumers"},
+        "aio-pika before 10.1 restores a consumer whose end the broker did not confirm",
+    ),
     "sql.drivers.sqlite3": (
         {"_conn", "_execute"},
         "aiosqlite has no way to read a setting in the thread of its connection, and sqlite3 lets no other read it",

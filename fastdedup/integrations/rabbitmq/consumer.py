@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Final, Unpack, cast
 
 import anyio
-from aio_pika import IncomingMessage
+from aio_pika import IncomingMessage, RobustQueue
 from aio_pika.abc import AbstractIncomingMessage, AbstractMessage, AbstractQueue, AbstractRobustChannel
 from aiormq.abc import AbstractChannel, ChannelFrame, DeliveredMessage
 
@@ -275,7 +275,8 @@ class Consumer(BrokerConsumer[AbstractIncomingMessage, Job]):
             with suppress(*LOST):
                 if self._tag is not None:
                     # aio-pika before 10.1 restores a robust queue's consumer if the broker does not confirm its end.
-                    getattr(self._queue, "_consumers", {}).pop(self._tag, None)
+                    if isinstance(self._queue, RobustQueue):
+                        self._queue._consumers.pop(self._tag, None)
                     await reply(self._queue.cancel(self._tag))
                     self._tag = None  # not before: a call that was cut off is repeated
         finally:
