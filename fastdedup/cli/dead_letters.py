@@ -147,7 +147,7 @@ def dead_letters() -> None:
     """Look at the dead letters of a RabbitMQ queue, and send them back."""
 
 
-@dead_letters.command(name="list")
+@dead_letters.command(name="list", cls=AnsweringCommand)
 @click.option(
     "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Show so many, the oldest."
 )

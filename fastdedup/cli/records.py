@@ -104,7 +104,7 @@ def forget(
         raise SystemExit(1)
 
 
-@click.command("list", short_help="List records, to find stuck ones.")
+@click.command("list", cls=AnsweringCommand, short_help="List records, to find stuck ones.")
 @click.option(
     "--state",
     type=click.Choice([state.value for state in State if state is not State.MACHINE]),

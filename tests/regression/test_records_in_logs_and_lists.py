@@ -184,5 +184,5 @@ def test_a_key_that_is_not_ascii_is_escaped(redis_url: str) -> None:
 
 def test_an_outage_is_printed_once() -> None:
     shown = printed("list", "--url", "redis://127.0.0.1:1/0")
-    assert shown.returncode == 1
+    assert shown.returncode == 3
     assert shown.stderr.count("Connection refused") == 1
