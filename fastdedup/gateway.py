@@ -444,7 +444,9 @@ class Dedup(Inspected):
             ConfigError: when it decorates: the function is not async, or `key` is, or takes an argument that the
                 function does not have; or its type cannot come back.
         """
-        options = ClaimOptions(None, lease, ttl, wait, renew, remember, None, resolve)
+        options = ClaimOptions(
+            lease=lease, ttl=ttl, wait=wait, renew=renew, remember=remember, resolve=resolve
+        )
         return once(self._gate, options, CallRules(key, fingerprint, name), fail_on)
 
     def machine(
