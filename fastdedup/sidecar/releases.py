@@ -37,7 +37,7 @@ class Undoable(NamedTuple):
 REMEMBERED = 320
 """The bytes, about, that it takes to keep an id which was remembered, so that it can be forgotten again."""
 _IN_ONE_TURN = 32
-"""Grants that are taken back in one turn of the loop, which takes 1 ms."""
+"""Claims that are taken back in one turn of the loop, which takes 1 ms."""
 _TURNS = 64
 """The part of those that wait which a turn takes back, if that is more: so their number stays bounded."""
 _BATCH = 64
@@ -57,8 +57,18 @@ def take_back(grants: Iterable[Grant]) -> None:
             grant()
 
 
+def claims_of(grants: Sequence[Grant]) -> list[Holding]:
+    """Return the claims, which are taken back in turns; undo the others now.
+
+    What has no lease does not wait: meanwhile another client would learn that a token is used, or that an id is
+    known, and no client would be the first.
+    """
+    take_back([grant for grant in grants if not isinstance(grant, tuple)])
+    return [grant for grant in grants if isinstance(grant, tuple)]
+
+
 class UntoldGrants:
-    """Takes back, some in each turn of the loop, what clients of HTTP were granted and do not learn of.
+    """Takes back what clients of HTTP were granted and do not learn of: of claims some in each turn of the loop.
 
     64 clients that died with a batch of 1,000 claims each would take the loop for 2 s.
 
@@ -68,14 +78,14 @@ class UntoldGrants:
 
     def __init__(self, go_on_later: Callable[[Callable[[], None]], None]) -> None:
         self._go_on_later = go_on_later
-        # Mutable: the grants that wait; is a turn due; is each taken back at once, because the sidecar stops.
-        self._line: deque[Grant] = deque()
+        # Mutable: the claims that wait; is a turn due; is each taken back at once, because the sidecar stops.
+        self._line: deque[Holding] = deque()
         self._due = False
         self._is_over = False
 
-    def add(self, grants: Iterable[Grant]) -> None:
-        """Take these back behind those that wait."""
-        self._line.extend(grants)
+    def add(self, grants: Sequence[Grant]) -> None:
+        """Take these back: claims behind those that wait, the others now."""
+        self._line.extend(claims_of(grants))
         if self._is_over or not self._due:
             self._go_on()
 

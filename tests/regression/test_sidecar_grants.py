@@ -15,7 +15,7 @@ from functools import partial
 import pytest
 from uvicorn.server import ServerState
 
-from fastdedup import Dedup
+from fastdedup import Dedup, Outcome
 from fastdedup.core.orphans import MAX_ORPHANS
 from fastdedup.ledger.first_call import ListedId
 from fastdedup.sidecar.hangup import ReadWatch
@@ -219,3 +219,48 @@ def test_no_turn_takes_most_of_many_grants_back() -> None:
         turns.popleft()()
         most = max(most, len(taken) - before)
     assert (len(taken), most) == (64_000, 999)
+
+
+@pytest.mark.parametrize("op", ["first", "consume"])
+async def test_what_has_no_lease_is_taken_back_before_another_client_asks(op: str) -> None:
+    """Fault: it waited behind other grants, and another client got a duplicate: a message is lost then."""
+    async with ledgered() as namespaces:
+        root, ledger = namespaces.root, namespaces.ledgers.find("orders")
+        token = await root.tokens.issue()
+        claims = [{"op": "claim", "key": str(number)} for number in range(1000)]
+        requests = [
+            post("/v1/batch", json.dumps(claims).encode()),
+            post("/v1/ledgers/orders/first", b'{"ids":["7"]}')
+            if op == "first"
+            else post("/v1/tokens/consume", json.dumps({"token": token}).encode()),
+        ]
+        app, turns, clients = HttpApp(namespaces), namespaces.turns, []
+        for request in requests:
+            client = HttpProtocol(namespaces.limits, namespaces.memory, turns, app, ServerState())
+            clients.append((client, Transport(client)))
+            client.data_received(request)
+        for client, _ in clients:
+            await wait_until(lambda client=client: client.handing_over, description="it is answered")
+        for _, transport in clients:
+            transport.lose(BrokenPipeError())
+        if op == "first":
+            assert (await ledger.first(["7"], None)).found == [True]
+        else:
+            assert await root.tokens.consume(token) is Outcome.ACQUIRED
+
+
+async def test_what_has_no_lease_is_taken_back_at_once_over_resp() -> None:
+    async with ledgered() as namespaces:
+        root = namespaces.root
+        tokens = [await root.tokens.issue() for _ in range(200)]
+        connection = RespConnection(namespaces, set[RespConnection](), COMMANDS)
+        transport = Transport(connection)
+        await root.claim("held")
+        uses = [pack(b"FD.CONSUME", token.encode()) for token in tokens]
+        connection.data_received(b"".join([pack(b"FD.CLAIM", b"held", b"WAIT", b"60000"), *uses]))
+        await wait_until(
+            lambda: sum(place.reply is not None for place in connection.places) == len(uses),
+            description="all but the first one are answered",
+        )
+        transport.lose()
+        assert await root.tokens.consume(tokens[-1]) is Outcome.ACQUIRED

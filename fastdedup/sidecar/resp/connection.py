@@ -160,7 +160,7 @@ class RespConnection(asyncio.Protocol):
         self._told = NO_PLACE
         if self._timer is not None:
             self._timer.cancel()
-        self._untold += take_answered(self.places)
+        take_answered(self.places, self._untold)
         # The others may go on: they are counted until all have ended.
         self.tasks.client_gone()
         self.large.clear()
@@ -223,7 +223,7 @@ class RespConnection(asyncio.Protocol):
         """Close at once, and give back what the replies have reserved."""
         self._frames.give_up()
         self._backlog.clear()
-        self._untold += take_answered(self.places)
+        take_answered(self.places, self._untold)
         if self._stopping:  # no turns are waited for; else `connection_lost` undoes it in turns
             undo(len(self._untold), self._untold)
         self.tasks.settling.clear()

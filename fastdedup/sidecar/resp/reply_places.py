@@ -8,7 +8,7 @@ from typing import Final, NamedTuple, Protocol
 
 from ...kernel.verbs import Keys
 from ...stores.sidecar.wire import BY_NAME
-from ..releases import Grant, take_back
+from ..releases import Grant, claims_of, take_back
 from ..turns import TaskLine, Turns
 from ..wire_verbs import VERBS
 
@@ -58,13 +58,16 @@ def kept_by(*places: ReplyPlace) -> int:
     return sum([place.size + len(place.reply or b"") for place in places])
 
 
-def take_answered(places: deque[ReplyPlace]) -> list[ReplyPlace]:
-    """Remove the places that are answered; return those of them that grant something."""
+def take_answered(places: deque[ReplyPlace], untold: list[ReplyPlace]) -> None:
+    """Move the places that are answered and grant something to `untold`; undo now what has no lease there."""
     answered = [place for place in places if place.reply is not None]
     waiting = [place for place in places if place.reply is None]
     places.clear()
     places.extend(waiting)
-    return [place for place in answered if place.grants]
+    untold += [place for place in answered if place.grants]
+    for place in untold:
+        if place.grants:
+            place.grants = claims_of(place.grants)
 
 
 def undo(most: int, places: list[ReplyPlace]) -> None:
