@@ -10,7 +10,8 @@ import socket
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from uvicorn.server import ServerState
@@ -211,9 +212,11 @@ def test_no_turn_takes_most_of_many_grants_back() -> None:
     turns: deque[Callable[[], None]] = deque()
     taken: list[int] = []
     untold = UntoldGrants(turns.append)
+    gate = SimpleNamespace(release_later=lambda wire, owner: taken.append(0))
+    claim: Any = (SimpleNamespace(gate=gate), b"k", b"o")
     most = 0
     for _ in range(64):
-        untold.add([partial(taken.append, 0)] * 1000)
+        untold.add([claim] * 1000)
     while turns:
         before = len(taken)
         turns.popleft()()
