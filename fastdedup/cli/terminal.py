@@ -20,7 +20,7 @@ Command = Callable[..., Any]
 
 
 class AnsweringCommand(click.Command):
-    """A command that asks: it exits with 3 if no store answers, with 2 after other errors. 1 is one of its answers."""
+    """A command that asks: it exits with 3 if no store answers, with 2 after other errors. 1 is an answer of it."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Note that this is the command that runs, also for the groups that it is in."""
