@@ -71,7 +71,7 @@ def test_without_its_library_the_error_names_the_extra(module: str) -> None:
     [
         ("click", "demo", 2, "cli"),
         ("rich", "demo", 2, "cli"),
-        ("aio_pika", "dead-letters list orders.dead --url amqp://host", 1, "rabbitmq"),
+        ("aio_pika", "dead-letters list orders.dead --url amqp://host", 2, "rabbitmq"),
         *SERVE,
     ],
 )
