@@ -3,15 +3,20 @@
 # No `from __future__ import annotations` here: FastAPI reads the annotations of handlers made in a function.
 
 import asyncio
+import gc
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import copy_context
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import anyio
 import pytest
 from fastapi import Depends, FastAPI, HTTPException, Response
+from fastapi.dependencies.utils import get_dependant
 from sqlalchemy import Engine, create_engine, text
 from starlette.applications import Starlette
 from starlette.routing import Route
@@ -21,6 +26,7 @@ from fastdedup.integrations import asgi, starlette
 from fastdedup.integrations.fastapi import Commits, Committed, Idempotency, everyone
 from fastdedup.integrations.http import response_stage
 from fastdedup.integrations.http.committing import CommittedWork
+from fastdedup.integrations.http.threads import IN_THREADS, calls_of
 from fastdedup.sql.receipt import AnyReceipt
 from fastdedup.sync.sql import Inbox
 from fastdedup.tasks import until_done
@@ -267,3 +273,33 @@ def made(framework: str, dedup: Dedup, begin: Any, work: Any, principal: Any = e
 
     app.post("/pay")(pay if framework == "fastapi" else answer)
     return app
+
+
+def test_a_dependency_that_fastapi_drops_ends_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python printed "Exception ignored in" with a CancelledError, once its request was cancelled."""
+    ended: list[str] = []
+    ignored: list[Any] = []
+
+    def transaction() -> None: ...
+
+    setattr(transaction, IN_THREADS, True)
+
+    def session(_: Annotated[None, Depends(transaction)]) -> Iterator[str]:
+        try:
+            yield "session"
+        finally:
+            ended.append("session")
+
+    def pay(session: Annotated[str, Depends(session)]) -> None: ...
+
+    def drop() -> None:
+        dependant = get_dependant(path="/pay", call=pay)
+        calls = calls_of({"route": SimpleNamespace(dependant=dependant)})
+        begun = dependant.dependencies[0].call(None)
+        assert next(begun) == "session"
+        calls.close()
+
+    monkeypatch.setattr(sys, "unraisablehook", ignored.append)
+    copy_context().run(drop)
+    gc.collect()
+    assert (ended, ignored) == (["session"], [])

@@ -169,7 +169,13 @@ class _ToldGenerator(_Told):
         value = _run(parts.__enter__)
         with ExitStack() as stack:
             stack.push(partial(_run, parts.__exit__))
-            yield value
+            try:
+                yield value
+            except (
+                GeneratorExit
+            ):  # FastAPI has dropped it: its function ends by itself, if its call may not begin
+                stack.pop_all()
+                raise
 
 
 def _run(call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
