@@ -324,6 +324,8 @@ async def _in_thread(call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     def work() -> None:
         try:
             done.set_result(context.run(call))
+        except StopIteration as error:  # which no future takes
+            done.set_exception(RuntimeError(repr(error)))
         except BaseException as error:  # noqa: BLE001 -- raised in the task
             done.set_exception(error)
 

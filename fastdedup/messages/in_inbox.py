@@ -163,7 +163,8 @@ class InboxWay:
                     return exhausted
                 except BaseException as fault:
                     # Of the row; `begin` may tell it in the application's words.
-                    of_row = () if transactions.has_begun else tuple(layers(fault))
+                    is_of_row = transactions.has_entered and not transactions.has_begun
+                    of_row = tuple(layers(fault)) if is_of_row else ()
                     if any(isinstance(each, MismatchError) for each in of_row):
                         return self._rules.of_mismatch(delivery.key, attempt)
                     not_had = next((e for e in of_row if isinstance(e, (FailedError, ResultError))), None)

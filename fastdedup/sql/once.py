@@ -237,6 +237,8 @@ class Transactions:
         self._work = work
         self.mark = mark
         # Mutable.
+        self.has_entered = False
+        """True if the latest transaction was begun: an error before the work is the row's."""
         self.has_begun = False
         """True if the latest transaction has begun the work."""
         self.is_lost = False
@@ -284,7 +286,10 @@ class Transactions:
     async def _attempt(self, opened: OpenTransaction, key: str) -> RowAnswer:
         """Run one transaction."""
         self.has_begun = self.is_lost = False
-        answer = await opened.enter(key, self.mark)
+        try:
+            answer = await opened.enter(key, self.mark)
+        finally:
+            self.has_entered = opened.has_entered
         if answer is None:
             self.has_begun = True
             try:

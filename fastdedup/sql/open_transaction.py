@@ -169,6 +169,8 @@ class OpenTransaction:
         self._driver: Driver | None = None
         self._began_nested = False
         self._receipt: AnyReceipt | None = None
+        self.has_entered = False
+        """True once `begin` has given a transaction."""
         self.lost_connection = False
         """True if it was rolled back after its connection was lost."""
         self.rollback_failed = False
@@ -242,7 +244,7 @@ class OpenTransaction:
     async def _open(self) -> None:
         block = self._rules.begin()
         self.transaction = await self._bridge.enter(block)
-        self._block = block
+        self._block, self.has_entered = block, True
 
     async def flush(self) -> None:
         """Send the database what the work has left in a session; see `Driver.flush`."""

@@ -220,6 +220,25 @@ async def test_a_begin_that_tells_errors_in_its_words_hides_no_mismatch_and_no_l
     assert isinstance(found[0].error, FailedError)
 
 
+async def test_an_error_of_begin_itself_says_nothing_of_the_row(tmp_path: Path) -> None:
+    """A begin= that failed because of another call's FailedError had its message acknowledged without its work."""
+    shop = Database(tmp_path / "shop.db")
+    failures = [FailedError("another call's")]
+
+    @asynccontextmanager
+    async def begin() -> AsyncIterator[Any]:
+        if failures:
+            raise LookupError("no settings") from failures.pop()
+        async with transaction(shop.path) as connection:
+            yield connection
+
+    consumer = Billing(None, inbox=Inbox("billing", keep=WEEK, begin=begin))
+    message = {"id": "a", "amount": 5}
+    async with asyncio.timeout(20):
+        found = await consumer.get(message)
+    assert (found.reason, consumer.runs) == (Reason.FIRST, [message])
+
+
 async def test_a_broker_gets_the_dead_letter(server: RedisServer, tmp_path: Path) -> None:
     database = Database(tmp_path / "shop.db")
     work = Work()
