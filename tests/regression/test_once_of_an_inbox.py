@@ -113,19 +113,26 @@ def test_fastapi_asks_its_client_for_the_rest() -> None:
         assert [parameter["name"] for parameter in operation["parameters"]] == ["order", "amount"]
 
 
+def telling(connection: Any, kind: type[BaseException], told: type[Exception]) -> Any:
+    """Return a `begin=` that raises an error of its own from each one of this kind."""
+
+    @contextmanager
+    def begin() -> Iterator[Any]:
+        try:
+            with connection:
+                yield connection
+        except kind as error:
+            raise told("in other words") from error
+
+    return begin
+
+
 @pytest.mark.parametrize("told", [LookupError, RetryTransaction])
 def test_begin_may_raise_an_error_of_its_own_from_the_works(told: type[Exception]) -> None:
     """It is the caller's, and decides whether the transaction is run again."""
     inbox, runs = SyncInbox("billing", keep=60.0), []
     with inbox_database(inbox) as connection:
-
-        @contextmanager
-        def begin() -> Iterator[Any]:
-            try:
-                with connection:
-                    yield connection
-            except ZeroDivisionError as error:
-                raise told("in other words") from error
+        begin = telling(connection, ZeroDivisionError, told)
 
         @inbox.once(lambda transaction, order: order, begin=begin, attempts=2)
         def work(transaction: Any, order: str) -> float:
@@ -142,14 +149,7 @@ def test_begin_may_raise_an_error_of_its_own_from_the_works(told: type[Exception
 def test_an_error_of_begin_hides_no_interrupt() -> None:
     inbox = SyncInbox("billing", keep=60.0)
     with inbox_database(inbox) as connection:
-
-        @contextmanager
-        def begin() -> Iterator[Any]:
-            try:
-                with connection:
-                    yield connection
-            except BaseException as error:
-                raise LookupError("in other words") from error
+        begin = telling(connection, BaseException, LookupError)
 
         @inbox.once(lambda transaction, order: order, begin=begin)
         def work(transaction: Any, order: str) -> None:
