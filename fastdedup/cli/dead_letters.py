@@ -55,9 +55,11 @@ def at_broker(text: str, work: Work[T]) -> T:
 async def _connected(url: URL, work: Work[T]) -> T:
     import aio_pika
 
+    from ..integrations.rabbitmq.replies import reply
+
     connection = await aio_pika.connect(url, timeout=_TIMEOUT)
     async with connection:
-        return await work(await connection.channel())
+        return await work(await reply(connection.channel()))
 
 
 def _check_extra() -> None:
@@ -99,27 +101,32 @@ def _quiet() -> Iterator[None]:
 @contextmanager
 def _in_one_line(url: URL) -> Iterator[None]:
     """Show any error of the broker or of the network as one line, without the password."""
-    from aiormq.exceptions import AMQPError, InvalidFrameError, ProbableAuthenticationError
+    from aiormq import exceptions as broker
+
+    from ..integrations.rabbitmq.replies import LOST
 
     place = f"{url.scheme}://{url.host}:{url.port or 5672}{url.path}"
     try:
         yield
     except DedupError:
         raise
-    except ProbableAuthenticationError:
+    except broker.ProbableAuthenticationError:
         raise ConfigError(
             f"{place} refuses the login of {url.user or 'guest'!r}: is its password right?"
         ) from None
-    except InvalidFrameError:  # aiormq's errors if a broker hangs up instead of opening the virtual host
+    except broker.InvalidFrameError:  # the broker hangs up instead of opening the virtual host
         raise ConfigError(
             f"{place} cannot be used: is there a virtual host {url.path[1:] or '/'!r}, and may "
             f"{url.user or 'guest'!r} use it?"
         ) from None
-    except (AMQPError, OSError, TimeoutError) as error:
+    except (*LOST, OSError) as error:
         words = str(error) or type(error).__name__
         if url.password:
             words = words.replace(url.password, "***")
-        kind = UnavailableError if isinstance(error, OSError) else ConfigError  # such as for an unknown queue
+        away = isinstance(error, OSError | broker.ChannelInvalidStateError)
+        refused = isinstance(error, broker.AuthenticationError | broker.ConnectionNotAllowed)
+        # A ConfigError also for what the broker says of a channel, such as an unknown queue.
+        kind = UnavailableError if away and not refused else ConfigError
         raise kind(f"{place} cannot be used: {words}") from error
 
 
@@ -159,7 +166,8 @@ def list_(queue: str, limit: int, url: str, as_json: bool) -> None:
     """Show the dead letters in QUEUE, and leave them there.
 
     RabbitMQ cannot show a message without handing it out: each is marked as redelivered afterwards, and another
-    program that takes dead letters meanwhile does not get the ones that are being shown.
+    program that takes dead letters meanwhile does not get the ones that are being shown. Exits with 3 if the broker
+    does not answer, with 2 after any other error.
     """
     found = at_broker(url, partial(_listed, queue=queue, limit=limit))
     if as_json:

@@ -11,12 +11,14 @@ from typing import Any
 
 import aio_pika
 import pytest
+from aio_pika.abc import AbstractChannel
 from aiormq import spec
-from aiormq.exceptions import AMQPError
+from aiormq.exceptions import AMQPError, ConnectionNotAllowed
 from click.testing import CliRunner, Result
 from yarl import URL
 
-from fastdedup import ConfigError
+from fastdedup import ConfigError, UnavailableError
+from fastdedup.cli.dead_letters import at_broker
 from fastdedup.cli.main import cli
 from fastdedup.integrations.rabbitmq.dead_letters import DeadLetter, list_dead_letters, replay
 from fastdedup.messages.headers import AGAIN, AT, REASON
@@ -384,6 +386,7 @@ def test_the_url_may_stand_in_either_variable(run: Run, rabbitmq: RabbitServer) 
     ("change", "words"),
     [
         (lambda url: url.with_password("s3cret"), "refuses the login of 'guest'"),
+        (lambda url: url.with_password("s3cret").with_query(auth="external"), "AMQPLAIN"),
         (lambda url: url.with_path("/nowhere"), "is there a virtual host 'nowhere'"),
         (lambda url: url.with_password("s3cret").with_port(1), "Connect call failed"),
         (lambda url: "amqp://guest:s3/cret@host/", "write @ as %40"),
@@ -400,3 +403,16 @@ def test_an_error_of_the_connection_is_one_line(
     assert (failed.exit_code, failed.stdout, failed.stderr.count("\n")) == (code, "", 1)
     assert words in failed.stderr
     assert "s3" not in failed.output
+
+
+@pytest.mark.parametrize("error", [None, ConnectionNotAllowed(530, "NOT_ALLOWED")], ids=["lost", "refused"])
+def test_a_connection_that_ends_midway_is_one_error(rabbitmq: RabbitServer, error: Exception | None) -> None:
+    async def look(channel: AbstractChannel) -> None:
+        wire = await channel.get_underlay_channel()
+        if error is not None:
+            raise error
+        await wire.close()
+        await wire.basic_get("orders.dead")
+
+    with pytest.raises(UnavailableError if error is None else ConfigError, match="cannot be used: "):
+        at_broker(rabbitmq.url, look)
