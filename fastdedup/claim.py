@@ -221,7 +221,8 @@ class Claim(Generic[R]):
         """Record success: every duplicate gets `result` for `ttl` seconds (the namespace's by default).
 
         JSON holds it, also a dataclass, a Pydantic model, a datetime, a Decimal or a set: `replay(Receipt)` gives
-        that back. With `returns=` a result is refused if a duplicate would not get an equal one, except None.
+        that back. With `returns=`, and without `codec=`, any result except None is refused if a duplicate would not
+        get an equal one.
 
         If a ledger remembers the success (`remember=`), it does so for its window, and `ttl` is only the time
         for which `result` is kept: a minute by default.
@@ -229,7 +230,7 @@ class Claim(Generic[R]):
         It is tried for `within` seconds while the store is unavailable; by default until the lease ends.
 
         Raises:
-            ResultError: the codec cannot encode the result.
+            ResultError: the result cannot be stored, or `returns=` refuses it; the claim stays live.
             ResultTooLargeError: the result is larger than `max_result`; the claim stays live.
             ClaimLostError: another owner has the key, it was forgotten, or the store lost its data before this call.
             UnavailableError: the result could not be recorded; `unrecorded` is True. Also if the reply was lost, and

@@ -121,7 +121,7 @@ _END_OF_WIDE: Final = WIDE[0]
 def extra_is_missing(what: str) -> ConfigError:
     """Return the error for a type that needs pydantic."""
     return ConfigError(
-        f"{what} needs pydantic: pip install 'fastdedup[types]', or return JSON values, or give codec="
+        f"{what} needs pydantic: pip install 'fastdedup[types]', or use JSON values, or give codec="
     )
 
 

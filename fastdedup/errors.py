@@ -23,7 +23,7 @@ class InvalidKeyError(DedupError, ValueError):
 
 
 class ResultError(DedupError, TypeError):
-    """The codec cannot store a result or error value, or cannot read the stored bytes."""
+    """A result or error cannot be stored, or `returns=` refuses it; or the stored bytes cannot be read."""
 
 
 class ResultWarning(ResultError, UserWarning):

@@ -158,8 +158,8 @@ def list_records(
     """List records, to find stuck ones: claims, web keys, locks and tokens, without their results.
 
     The store looks at a few hundred keys at a time, and serves others in between. If the list stops before its end,
-    it says how to go on. A key that `list` shows as # and digits is named to `inspect` and `forget` by --digest; that
-    of a web key with --namespace <namespace>:http.
+    it says how to go on. If it shows a key as # and digits, give that to `inspect` and `forget` with --digest. For a
+    web key also give --namespace <namespace>:http. Exits with 3 if no store answers, with 2 after any other error.
     """
     if http and socket is not None and is_default("namespace"):
         raise click.UsageError("--http with --socket takes --namespace: the one of the service's gate")

@@ -20,7 +20,10 @@ Command = Callable[..., Any]
 
 
 class AnsweringCommand(click.Command):
-    """A command that asks: it exits with 3 if no store answers, with 2 after other errors. 1 is an answer of it."""
+    """A command that answers a question: 0 is its good answer, 1 its bad one, such as "there is no record".
+
+    It exits with 3 if the store or the broker does not answer, and with 2 after any other error.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Note that this is the command that runs, also for the groups that it is in."""

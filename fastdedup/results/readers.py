@@ -27,7 +27,7 @@ _CHANGING: Final = {"function-before", "function-wrap"}
 _NO_KEYS: Final = {"tuple", "named-tuple", "none", "frozenset", "dataclass"}
 """Kinds of keys of a dict that pydantic writes as a text, and never reads from it."""
 ADVICE: Final = (
-    "return JSON values, dataclasses, Pydantic models or standard types, or give a codec= of your own"
+    "use JSON values, dataclasses, Pydantic models or standard types, or give a codec= of your own"
 )
 
 

@@ -39,7 +39,7 @@ REMEMBERED = 320
 _IN_ONE_TURN = 32
 """Claims that are taken back in one turn of the loop, which takes 1 ms."""
 _TURNS = 64
-"""The part of those that wait which a turn takes back, if that is more: so their number stays bounded."""
+"""If more than 64 times 32 claims wait, a turn takes back a 64th of them, so that their number stays bounded."""
 _BATCH = 64
 """Claims that are released at once: Redis takes 0.2 ms for them, the sidecar 1 ms."""
 _SHARE = 2.0
@@ -68,9 +68,9 @@ def claims_of(grants: Sequence[Grant]) -> list[Holding]:
 
 
 class UntoldGrants:
-    """Takes back what clients of HTTP were granted and do not learn of: of claims some in each turn of the loop.
+    """Takes back what clients of HTTP were granted and do not learn of, some of the claims in each turn of the loop.
 
-    64 clients that died with a batch of 1,000 claims each would take the loop for 2 s.
+    All at once take too long: 64 clients that died with a batch of 1,000 claims each would take the loop for 2 s.
 
     Args:
         go_on_later: calls a function in a later turn of the loop.
@@ -78,7 +78,7 @@ class UntoldGrants:
 
     def __init__(self, go_on_later: Callable[[Callable[[], None]], None]) -> None:
         self._go_on_later = go_on_later
-        # Mutable: the claims that wait; is a turn due; is each taken back at once, because the sidecar stops.
+        # Mutable: the claims that wait; is a turn due; does the sidecar stop, so that each is taken back at once.
         self._line: deque[Holding] = deque()
         self._due = False
         self._is_over = False

@@ -25,8 +25,8 @@ Marks = list[tuple[bytes, bytes]]
 def is_held(recorder: Recorder | None) -> bool:
     """Return whether a request is still under its claim, also if its handler has settled that by hand.
 
-    It is not if its run is over, and a middleware outside, which tries again after an error, runs the same request
-    once more: then the request must claim anew. If the lease was lost, the claim was neither settled nor given back.
+    False once its run is over: if a middleware further outside then runs the same request again, after an error,
+    that run must claim anew. The claim cannot tell: if its lease was lost, it was neither settled nor given back.
     """
     return recorder is not None and not recorder.settled
 

@@ -239,7 +239,7 @@ class HttpProtocol(asyncio.Protocol):
             self._untold.add(self.handing_over)
 
     def pause_writing(self) -> None:
-        """Wait for a client that does not read, for some seconds, also once it closes (asyncio calls this)."""
+        """Give a client that does not read `request_timeout` to read on, then cut it (asyncio calls this)."""
         self.flow.pause_writing()
         self.unread.begin()
         self._slow = self.loop.call_later(self._limits.request_timeout, self.cut)
