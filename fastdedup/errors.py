@@ -19,7 +19,7 @@ class UsageError(DedupError, RuntimeError):
 
 
 class InvalidKeyError(DedupError, ValueError):
-    """The key (or owner, subject, token) is empty, too long, or not text that UTF-8 can encode."""
+    """The key (or owner, subject, token) is empty, too long or not UTF-8 text; or `replay()` finds no such token."""
 
 
 class ResultError(DedupError, TypeError):
@@ -97,7 +97,7 @@ class UnknownTransitionError(UnavailableError):
 class LedgerFullError(UnavailableError):
     """A bucket of the ledger has no room: it holds 12 to 18 times as many ids as planned. Nothing was remembered.
 
-    Create the ledger with a larger capacity, or with a shorter window.
+    Give it a larger capacity by `Ledger.resize`; if claims use it (`remember=`), take a ledger of another name.
     """
 
 
@@ -136,10 +136,10 @@ class MismatchError(DedupError):
 
 
 class FailedError(DedupError):
-    """The first run of this key ended in a failure that was recorded with `fail()`.
+    """The first run was recorded as a failure: by `fail()`, a last attempt, or because its result cannot be stored.
 
     Attributes:
-        error: the value given to `fail()`.
+        error: the recorded error, such as the value given to `fail()`.
     """
 
     def __init__(self, message: str, *, error: object = None) -> None:

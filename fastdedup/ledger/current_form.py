@@ -95,13 +95,13 @@ class CurrentForm:
         elif reply is Code.FULL and settings.dense:
             raise LedgerFullError(
                 f"the ids of the ledger {settings.name!r} are too far apart: a dense ledger remembers integers that "
-                "nearly follow each other; make it without dense=True, or with a greater capacity",
+                "nearly follow each other; take another name, without dense=True or with a larger capacity",
                 retry_after=settings.window_ms / 1000 / SLOTS,
             )
         elif reply is Code.FULL:
             raise LedgerFullError(
                 f"a bucket of the ledger {settings.name!r} is full: it holds far more ids than its capacity of "
-                f"{settings.capacity}; create it with a larger one",
+                f"{settings.capacity}; resize it, or take another name if claims use it (remember=)",
                 retry_after=settings.window_ms / 1000 / SLOTS,
             )
         else:

@@ -23,7 +23,7 @@ class Action(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why."""
+    """Why a delivery got its decision."""
 
     FIRST = "first"
     """This delivery did the work."""
