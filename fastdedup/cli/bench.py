@@ -318,7 +318,7 @@ def bench(rounds: int, seconds: float, url: str, namespace: str, as_json: bool) 
 
     Nothing is flushed or deleted. Every run has a new namespace, which begins with the given name; a turn leaves up
     to 100,000 keys there, which expire within two minutes. A row that could not be measured has the reason, and
-    the command exits with 1; with 3 if no store answers, with 2 after any other error.
+    the command exits with 1.
     """
     seconds = check_seconds(seconds, "--seconds")  # click's ranges accept nan
     plan = Plan(url, rounds, seconds, namespace=f"{namespace}-{secrets.token_hex(3)}")

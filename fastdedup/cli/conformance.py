@@ -21,9 +21,8 @@ _HEADINGS = ("guarantee", "sentence", "result", "detail")
 def conformance(url: str, namespace: str, as_json: bool) -> None:
     """Check that a store keeps each of its guarantees, and print a table.
 
-    Exits with 1 if a guarantee is broken, with 3 if no store answers, with 2 after any other error. Every run has a
-    new namespace, which begins with the given name: no other record is touched. Its records are forgotten at the end;
-    its ledgers expire within about a day.
+    Exits with 1 if a guarantee is broken. Every run has a new namespace, which begins with the given name: no other
+    record is touched. Its records are forgotten at the end; its ledgers expire within about a day.
     """
     found = ask(check(url, namespace=namespace))
     if as_json:

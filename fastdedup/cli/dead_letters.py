@@ -130,6 +130,7 @@ def _in_one_line(url: URL) -> Iterator[None]:
         raise kind(f"{place} cannot be used: {words}") from error
 
 
+_AWAY = "the broker does not answer"
 _HEADINGS = ("key", "attempts", "reason", "consumer", "when", "bytes", "error")
 
 
@@ -154,7 +155,7 @@ def dead_letters() -> None:
     """Look at the dead letters of a RabbitMQ queue, and send them back."""
 
 
-@dead_letters.command(name="list", cls=AnsweringCommand)
+@dead_letters.command(name="list", cls=AnsweringCommand, away=_AWAY)
 @click.option(
     "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Show so many, the oldest."
 )
@@ -166,8 +167,7 @@ def list_(queue: str, limit: int, url: str, as_json: bool) -> None:
     """Show the dead letters in QUEUE, and leave them there.
 
     RabbitMQ cannot show a message without handing it out: each is marked as redelivered afterwards, and another
-    program that takes dead letters meanwhile does not get the ones that are being shown. Exits with 3 if the broker
-    does not answer, with 2 after any other error.
+    program that takes dead letters meanwhile does not get the ones that are being shown.
     """
     found = at_broker(url, partial(_listed, queue=queue, limit=limit))
     if as_json:
@@ -213,7 +213,7 @@ def _when(at: str | None) -> str | None:
 
 
 @dead_letters.command(
-    cls=AnsweringCommand, short_help="Send dead letters back to the queues that they came from."
+    cls=AnsweringCommand, away=_AWAY, short_help="Send dead letters back to the queues that they came from."
 )
 @click.option(
     "--key", "keys", multiple=True, help="Send back the messages with this key; give it repeatedly."
@@ -233,8 +233,7 @@ def replay(
 
     Its consumer works on them anew, with all attempts; one that fails again becomes a dead letter again. Stop the
     command at any time: no message is lost, and a message that was sent back twice is worked on once. Exits with 1 if
-    a key was not found, or a message could not be sent back, with 3 if the broker does not answer, with 2 after any
-    other error.
+    a key was not found, or a message could not be sent back.
     """
     if bool(keys) == every:
         raise click.UsageError("say which: --key KEY, also repeatedly, or --all")

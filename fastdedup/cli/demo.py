@@ -154,8 +154,8 @@ def violations(sale: Sale, due: int) -> Iterator[str]:
 def demo(buyers: int, clicks: int, stock: int, url: str, namespace: str, as_json: bool) -> None:
     """Hold a flash sale without the gate, then with it, and check that each promise was kept.
 
-    Names each broken promise, and exits with 1 if there is one, with 3 if no store answers, with 2 after any other
-    error. Every run has a new namespace, which begins with the given name; its records expire within a minute.
+    Names each broken promise, and exits with 1 if there is one. Every run has a new namespace, which begins with the
+    given name; its records expire within a minute.
     """
     # A deadline that is long enough for a busy laptop; a web shop would set a shorter one.
     prefix = f"{namespace}-{secrets.token_hex(4)}"

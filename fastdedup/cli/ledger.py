@@ -73,9 +73,9 @@ def create(
 ) -> None:
     """Create the ledger NAME, so that your service finds it. It takes no memory before it has ids.
 
-    Exits with 1 if it was created with other settings, or if the store evicts keys, with 3 if no store answers, with
-    2 after any other error. A service that names the same settings creates it by itself; a service that names others
-    gets an error from now on. A ledger that is not used for two windows and a day is forgotten.
+    Exits with 1 if it was created with other settings, or if the store evicts keys. A service that names the same
+    settings creates it by itself; a service that names others gets an error from now on. A ledger that is not used
+    for two windows and a day is forgotten.
     """
     settings: dict[str, Any] = {"window": window, "capacity": capacity, "allow_eviction": allow_eviction}
     settings |= {"dense": dense}
@@ -96,9 +96,7 @@ def create(
 @click.argument("name")
 @gate_options(namespace="fastdedup", json="an object, or null if there is none")
 def stats(name: str, url: str, namespace: str, as_json: bool) -> None:
-    """Show the content of the ledger NAME, from at most 1,000 of its buckets. Exits with 1 if it does not exist, with
-    3 if no store answers, with 2 after any other error.
-    """
+    """Show the content of the ledger NAME, from at most 1,000 of its buckets. Exits with 1 if it does not exist."""
     found = ask(_stats(Dedup(url, namespace=namespace), name))
     if as_json:
         print_json(None if found is None else asdict(found))
@@ -128,7 +126,8 @@ def resize(name: str, capacity: int, until: str, url: str, namespace: str, as_js
 
     It is announced for 45 seconds; then ids are remembered by the new capacity, and for one window each call asks
     for older ids as well. Services with the former capacity go on; change it with their next release. All of them
-    must be of a version that knows resizing. Do not resize a ledger that claims use (remember=). Exits like `stats`.
+    must be of a version that knows resizing. Do not resize a ledger that claims use (remember=). Exits
+    with 1 if it does not exist.
     """
     found = ask(_resized(Dedup(url, namespace=namespace), name, capacity, until, as_json))
     if found is None:

@@ -43,9 +43,7 @@ from .terminal import AnsweringCommand, as_json, print_json, printable
 @place_options
 @gate_options(namespace="fastdedup", json="the record, or null if there is none")
 def inspect(socket: Path | None, url: str, namespace: str, as_json: bool, **named: Any) -> None:
-    """Show the record of KEY. Exits with 1 if there is no record, with 3 if no store answers, with 2 after any other
-    error.
-    """
+    """Show the record of KEY. Exits with 1 if there is no record."""
     place = place_of(**named)
     namespace = place.within(namespace)
     remembered: bool | None = None
@@ -70,8 +68,7 @@ def inspect(socket: Path | None, url: str, namespace: str, as_json: bool, **name
 def forget(
     socket: Path | None, url: str, namespace: str, as_json: bool, reason: str | None, **named: Any
 ) -> None:
-    """Delete the record of KEY, so that its next claim is the first. Exits with 1 if there is no record, with 3 if no
-    store answers, with 2 after any other error.
+    """Delete the record of KEY, so that its next claim is the first. Exits with 1 if there is no record.
 
     A token that is forgotten is unknown from then on: that ends a one-time link.
     """
@@ -159,7 +156,7 @@ def list_records(
 
     The store looks at a few hundred keys at a time, and serves others in between. If the list stops before its end,
     it says how to go on. If it shows a key as # and digits, give that to `inspect` and `forget` with --digest. For a
-    web key also give --namespace <namespace>:http. Exits with 3 if no store answers, with 2 after any other error.
+    web key also give --namespace <namespace>:http.
     """
     if http and socket is not None and is_default("namespace"):
         raise click.UsageError("--http with --socket takes --namespace: the one of the service's gate")

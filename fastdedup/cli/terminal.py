@@ -22,8 +22,11 @@ Command = Callable[..., Any]
 class AnsweringCommand(click.Command):
     """A command that answers a question: 0 is its good answer, 1 its bad one, such as "there is no record".
 
-    It exits with 3 if the store or the broker does not answer, and with 2 after any other error.
+    It exits with 3 if the store or the broker does not answer, and with 2 after any other error. Its help says so.
     """
+
+    def __init__(self, *args: Any, away: str = "no store answers", **attributes: Any) -> None:
+        super().__init__(*args, epilog=f"Exits with 3 if {away}, with 2 after any other error.", **attributes)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Note that this is the command that runs, also for the groups that it is in."""
