@@ -299,9 +299,8 @@ class Dedup(Inspected):
                 is kept for a minute; a later duplicate is SUCCEEDED without it, and `claim.remembered` is True.
                 Until it is settled, the claim is like any other. In an outage `LocalLRU` knows the ids that the
                 store has lately reported, and asks the ledger when the store is back.
-            returns: the type of the result. With `Receipt` it is a `Claim[Receipt]`, and its `replay()` returns a
-                Receipt. Without `codec=`, its `complete` refuses any value except None that would come back as
-                another one.
+            returns: the type of the result. With `Receipt`, `replay()` of the `Claim[Receipt]` returns a Receipt.
+                Without `codec=`, `complete` refuses a value that would come back as another one, except None.
             resolve: an async function that is asked before the work runs, if the key was held before (`attempt`
                 above 1) or this `owner=` gets its own claim back: another owner may have done the work and died. It
                 gets a `Takeover` and returns `Resolution.done(result)` (the claim is SUCCEEDED, for all callers),

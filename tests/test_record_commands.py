@@ -176,31 +176,22 @@ async def answered(
         assert answer.status_code == status
 
 
-def test_the_namespace_of_web_keys_is_not_taken_twice(
-    run: Callable[..., Result], at_gate: Callable[..., None], namespace: str
+@pytest.mark.parametrize("scope", ["", ":http"])
+def test_a_web_key_is_named_by_its_request(
+    run: Callable[..., Result], at_gate: Callable[..., None], namespace: str, scope: str
 ) -> None:
+    """By the middleware's own rule, in the application's namespace or the one that `list` shows."""
     at_gate(answered)
-    named = ["--http", "POST", "/orders/{id}", "--principal", "ann", "--key", "k-1"]
-    again = ["--namespace", f"{namespace}:http"]  # as `list` shows it
-    assert run("inspect", *named).exit_code == 0
-    assert run("list", "--http", *again).stdout.count("#") == 1
-    assert run("inspect", *named, *again).exit_code == 0
-    assert run("forget", *named, *again).exit_code == 0
-    assert run("inspect", *named).exit_code == 1
-
-
-def test_a_web_key_is_named_by_its_request(run: Callable[..., Result], at_gate: Callable[..., None]) -> None:
-    """By the middleware's own rule: a request is sent through it, and its record found and forgotten."""
-    at_gate(answered)
-    named = ["--http", "post", "/orders/{id}", "--principal", "ann", "--key", "k-1"]
+    where = ["--namespace", namespace + scope]
+    named = ["--http", "post", "/orders/{id}", "--principal", "ann", "--key", "k-1", *where]
     record = json.loads(run("inspect", *named, "--json").stdout)
     assert (record["state"], record["result"]["body"]) == ("succeeded", "made")
     shown = run("inspect", *named).stdout
-    listed = json.loads(run("list", "--http", "--json").stdout)["records"]
+    listed = json.loads(run("list", "--http", "--json", *where).stdout)["records"]
     assert [each["key"] for each in listed] == [record["digest"]]
     assert record["digest"] in shown, "the digest connects what inspect shows with the list"
     assert record["key"].startswith("POST /orders/{id}|")
-    assert run("inspect", *named[:-1], "k-2").exit_code == 1
+    assert run("inspect", *named, "--key", "k-2").exit_code == 1
     assert run("forget", *named, "--reason", "ticket 7").exit_code == 0
     assert run("inspect", *named).exit_code == 1
     assert (

@@ -18,7 +18,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ..errors import ConfigError, DedupError, UnavailableError
+from ..errors import ConfigError, UnavailableError
 from .tables import print_rows
 from .terminal import AnsweringCommand, Command, bar_console, json_option, print_json, with_options
 
@@ -108,13 +108,11 @@ def _in_one_line(url: URL) -> Iterator[None]:
     place = f"{url.scheme}://{url.host}:{url.port or 5672}{url.path}"
     try:
         yield
-    except DedupError:
-        raise
-    except broker.ProbableAuthenticationError:
+    except (broker.ProbableAuthenticationError, broker.AuthenticationError):
         raise ConfigError(
-            f"{place} refuses the login of {url.user or 'guest'!r}: is its password right?"
+            f"{place} refuses the login of {url.user or 'guest'!r}: are its password and auth= right?"
         ) from None
-    except broker.InvalidFrameError:  # the broker hangs up instead of opening the virtual host
+    except (broker.InvalidFrameError, broker.ConnectionNotAllowed):  # it opens no virtual host, and hangs up
         raise ConfigError(
             f"{place} cannot be used: is there a virtual host {url.path[1:] or '/'!r}, and may "
             f"{url.user or 'guest'!r} use it?"
@@ -124,9 +122,7 @@ def _in_one_line(url: URL) -> Iterator[None]:
         if url.password:
             words = words.replace(url.password, "***")
         away = isinstance(error, OSError | broker.ChannelInvalidStateError)
-        refused = isinstance(error, broker.AuthenticationError | broker.ConnectionNotAllowed)
-        # A ConfigError also for what the broker says of a channel, such as an unknown queue.
-        kind = UnavailableError if away and not refused else ConfigError
+        kind = UnavailableError if away else ConfigError  # such as for an unknown queue
         raise kind(f"{place} cannot be used: {words}") from error
 
 

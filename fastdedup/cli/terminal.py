@@ -20,9 +20,9 @@ Command = Callable[..., Any]
 
 
 class AnsweringCommand(click.Command):
-    """A command that answers a question: 0 is its good answer, 1 its bad one, such as "there is no record".
+    """A command that answers a question: it exits with 0 or 1, such as 1 for "there is no record".
 
-    It exits with 3 if the store or the broker does not answer, and with 2 after any other error. Its help says so.
+    Its help says how it exits after an error; `away`: what does not answer then.
     """
 
     def __init__(self, *args: Any, away: str = "no store answers", **attributes: Any) -> None:

@@ -368,8 +368,7 @@ class Claim(Generic[R]):
         """Record success: every duplicate gets `result` for `ttl` seconds (the namespace's by default).
 
         JSON holds it, also a dataclass, a Pydantic model, a datetime, a Decimal or a set: `replay(Receipt)` gives
-        that back. With `returns=`, and without `codec=`, any result except None is refused if a duplicate would not
-        get an equal one.
+        that back. With `returns=` and no `codec=`, a result is refused if a duplicate gets no equal one, except None.
 
         If a ledger remembers the success (`remember=`), it does so for its window, and `ttl` is only the time
         for which `result` is kept: a minute by default.
