@@ -248,6 +248,8 @@ def test_inspect_says_when_nothing_is_recorded(at_redis: Callable[..., Result], 
     result = at_redis("inspect", "nobody")
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == f"Nothing is recorded for 'nobody' in namespace '{namespace}'.\n"
+    result = at_redis("inspect", "nobody", "--json")
+    assert (result.exit_code, result.stdout, result.stderr) == (1, "null\n", "")
 
 
 @pytest.mark.parametrize("command", ["inspect", "forget"])
@@ -264,11 +266,6 @@ def test_a_digest_without_its_option_is_answered_with_a_hint(
     assert "--digest" not in at_redis(command, listed["key"], "--ledger", "none").stderr
 
 
-def test_inspect_prints_null_when_nothing_is_recorded(at_redis: Callable[..., Result]) -> None:
-    result = at_redis("inspect", "nobody", "--json")
-    assert (result.exit_code, result.stdout, result.stderr) == (1, "null\n", "")
-
-
 # forget
 
 
@@ -279,12 +276,9 @@ def test_forget_makes_the_next_claim_the_first(
     result = at_redis("forget", "order:42")
     assert (result.exit_code, result.stdout) == (0, "Forgot 'order:42': its next claim will be the first.\n")
     assert at_redis("inspect", "order:42").exit_code == 1
-
-
-def test_forget_says_when_there_was_nothing(at_redis: Callable[..., Result]) -> None:
-    result = at_redis("forget", "nobody")
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert "Nothing is recorded for 'nobody'" in result.stderr
+    again = at_redis("forget", "order:42")
+    assert (again.exit_code, again.stdout) == (1, "")
+    assert "Nothing is recorded for 'order:42'" in again.stderr
 
 
 @pytest.mark.parametrize(("present", "code"), [(True, 0), (False, 1)])
@@ -386,22 +380,16 @@ def test_bench_gives_redis_py_fewer_connections_if_the_server_refuses_many(
 # What goes wrong
 
 
+@pytest.mark.parametrize(
+    ("where", "told"), [("", "give --url, or set FASTDEDUP_URL"), ("--url=memory://", "inside one process")]
+)
 @pytest.mark.parametrize("command", [["inspect", "order:42"], ["forget", "order:42"], ["bench"]])
-def test_a_command_that_needs_a_shared_store_demands_its_url(
-    run: Callable[..., Result], command: list[str]
+def test_a_command_demands_the_url_of_a_store_that_is_shared(
+    run: Callable[..., Result], command: list[str], where: str, told: str
 ) -> None:
-    result = run(*command)
+    result = run(*command, *filter(None, [where]))
     assert result.exit_code == 2
-    assert "give --url, or set FASTDEDUP_URL" in result.stderr
-
-
-@pytest.mark.parametrize("command", [["inspect", "order:42"], ["forget", "order:42"], ["bench"]])
-def test_an_embedded_store_is_refused_because_it_is_empty(
-    run: Callable[..., Result], command: list[str]
-) -> None:
-    result = run(*command, "--url", "memory://")
-    assert result.exit_code == 2
-    assert "inside one process" in " ".join(result.stderr.split())
+    assert told in " ".join(result.stderr.split())
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,6 @@ def _in_one_line(url: URL) -> Iterator[None]:
         raise kind(f"{place} cannot be used: {words}") from error
 
 
-_AWAY = "the broker does not answer"
 _HEADINGS = ("key", "attempts", "reason", "consumer", "when", "bytes", "error")
 
 
@@ -151,7 +150,7 @@ def dead_letters() -> None:
     """Look at the dead letters of a RabbitMQ queue, and send them back."""
 
 
-@dead_letters.command(name="list", cls=AnsweringCommand, away=_AWAY)
+@dead_letters.command(name="list", cls=AnsweringCommand)
 @click.option(
     "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Show so many, the oldest."
 )
@@ -209,7 +208,7 @@ def _when(at: str | None) -> str | None:
 
 
 @dead_letters.command(
-    cls=AnsweringCommand, away=_AWAY, short_help="Send dead letters back to the queues that they came from."
+    cls=AnsweringCommand, short_help="Send dead letters back to the queues that they came from."
 )
 @click.option(
     "--key", "keys", multiple=True, help="Send back the messages with this key; give it repeatedly."

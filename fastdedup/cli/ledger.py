@@ -126,8 +126,7 @@ def resize(name: str, capacity: int, until: str, url: str, namespace: str, as_js
 
     It is announced for 45 seconds; then ids are remembered by the new capacity, and for one window each call asks
     for older ids as well. Services with the former capacity go on; change it with their next release. All of them
-    must be of a version that knows resizing. Do not resize a ledger that claims use (remember=). Exits
-    with 1 if it does not exist.
+    must know resizing. Do not resize a ledger that claims use (remember=). Exits with 1 if it does not exist.
     """
     found = ask(_resized(Dedup(url, namespace=namespace), name, capacity, until, as_json))
     if found is None:

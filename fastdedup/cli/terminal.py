@@ -20,13 +20,11 @@ Command = Callable[..., Any]
 
 
 class AnsweringCommand(click.Command):
-    """A command that answers a question: it exits with 0 or 1, such as 1 for "there is no record".
+    """A command that answers by 0 or 1, such as 1 for "there is no record"; its epilog has the codes of errors."""
 
-    Its help says how it exits after an error; `away`: what does not answer then.
-    """
-
-    def __init__(self, *args: Any, away: str = "no store answers", **attributes: Any) -> None:
-        super().__init__(*args, epilog=f"Exits with 3 if {away}, with 2 after any other error.", **attributes)
+    def __init__(self, **attributes: Any) -> None:
+        ends = "Exits with 3 if the server does not answer, with 2 after any other error."
+        super().__init__(epilog=ends, **attributes)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Note that this is the command that runs, also for the groups that it is in."""
