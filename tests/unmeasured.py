@@ -19,7 +19,6 @@ FILES = frozenset(
         "client/test_server.py",
         "committing/test_drivers.py",
         "committing/test_killed_servers.py",
-        "committing/test_killed_under_load.py",
         "contract/test_adoption.py",
         "contract/test_batches.py",
         "contract/test_claims.py",

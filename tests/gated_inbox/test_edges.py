@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
 import asyncpg
@@ -21,10 +22,12 @@ from fastdedup.sync import Dedup as SyncDedup
 from fastdedup.sync.sql import Inbox as SyncInbox
 
 from ..codecs import reads_nothing
+from ..faces import told
 from ..fixtures import async_fixture
 from ..servers import RedisServer
+from ..sql.ways import async_engine_of
 from .shop import WAYS, Place, Shop, answer, flush, open_shop, scripts
-from .sync_shop import SYNC_WAYS, open_either, open_sync_shop
+from .sync_shop import SYNC_WAYS, SyncShop, open_either, open_sync_shop
 from .times import WEEK
 
 # The work fails
@@ -70,29 +73,19 @@ async def test_work_that_hides_a_failed_statement_is_not_done(
 # A `begin` that does not commit
 
 
+@pytest.mark.parametrize("way", ["sqlalchemy", "pymysql"])
 async def test_a_begin_that_does_not_commit_is_told(
-    mortal_postgres: Place, mortal_redis: RedisServer, key: str
+    way: str, place: Place, mortal_redis: RedisServer, key: str
 ) -> None:
-    engine = create_async_engine(mortal_postgres.database.urls["asyncpg"])
-    async with open_shop(mortal_postgres, mortal_redis, begin=async_sessionmaker(engine)) as shop:
+    if way == "pymysql":
+        begin: Any = partial(pymysql.connect, **place.database.pymysql)
+    else:
+        begin = async_sessionmaker(async_engine_of(place.database.urls["asyncpg"]))
+    async with open_either(place, mortal_redis, way, begin=begin) as shop:
         with pytest.raises(ConfigError, match="begin= does not commit"):
             await shop.handle(key)
         assert (await shop.record(key)).state is State.RELEASED  # type: ignore[union-attr]
         assert shop.place.effects(key) == 0
-    await engine.dispose()
-
-
-async def test_a_synchronous_begin_that_does_not_commit_is_told(
-    mortal_mariadb: Place, mortal_redis: RedisServer, key: str
-) -> None:
-    def begin() -> Any:
-        return pymysql.connect(**mortal_mariadb.database.pymysql)
-
-    async with open_sync_shop(mortal_mariadb, mortal_redis, begin=begin) as shop:
-        with pytest.raises(ConfigError, match="begin= does not commit"):
-            await shop.handle(key)
-        assert (await shop.record(key)).state is State.RELEASED  # type: ignore[union-attr]
-        assert mortal_mariadb.effects(key) == 0
 
 
 async def test_what_was_committed_stands_where_the_look_fails(shop: Shop, key: str) -> None:
@@ -251,19 +244,15 @@ async def test_a_scoped_gate_serves_an_inbox(shop: Shop, mortal_redis: RedisServ
     assert await shop.record(key) is None
 
 
+@pytest.mark.parametrize("way", ["asyncpg", "psycopg"])
 async def test_a_gate_that_is_not_open_is_told(
-    mortal_postgres: Place, mortal_redis: RedisServer, key: str
+    way: str, place: Place, mortal_redis: RedisServer, key: str
 ) -> None:
-    async with open_shop(mortal_postgres, mortal_redis) as shop:
-        await shop.gate.aclose()
+    async with open_either(place, mortal_redis, way) as shop:
+        await told(shop.gate.close() if isinstance(shop, SyncShop) else shop.gate.aclose())
         with pytest.raises(UsageError, match="this Dedup is closed"):
             await shop.handle(key)
         assert shop.runs == 0
-    async with open_sync_shop(mortal_postgres, mortal_redis) as plain:
-        plain.gate.close()
-        with pytest.raises(UsageError, match="this Dedup is closed"):
-            await plain.handle(key)
-        assert plain.runs == 0
 
 
 async def test_a_gate_of_the_other_kind_is_refused(mortal_postgres: Place, mortal_redis: RedisServer) -> None:

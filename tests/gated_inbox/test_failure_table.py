@@ -15,6 +15,7 @@ import psycopg
 import pymysql
 import pytest
 from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
 from fastdedup import LocalLRU
@@ -33,7 +34,7 @@ from .times import LEASE, WEEK
 
 LOST = (
     *(asyncpg.PostgresError, asyncpg.InterfaceError, OSError),
-    *(psycopg.OperationalError, pymysql.OperationalError, pymysql.InterfaceError),
+    *(psycopg.OperationalError, pymysql.OperationalError, pymysql.InterfaceError, DBAPIError),
 )
 """What drivers raise if the connection is lost."""
 each_way = pytest.mark.parametrize("way", ["asyncpg", *SYNC_WAYS])
@@ -145,52 +146,27 @@ async def test_a_gate_that_answers_alone_is_no_bypass(
 
 
 @pytest.mark.parametrize("way", [*WAYS, *SYNC_WAYS])
-async def test_a_lost_reply_of_commit_leaves_the_gate_alone(
-    way: str, place: Place, mortal_redis: RedisServer, key: str
+@pytest.mark.parametrize("kills", [False, True], ids=["the connection is lost", "the server is killed"])
+@pytest.mark.parametrize("arrives", [False, True], ids=["before it arrives", "after it"])
+async def test_a_commit_that_fails_leaves_the_gate_alone(
+    arrives: bool, kills: bool, way: str, place: Place, mortal_redis: RedisServer, key: str
 ) -> None:
-    async with open_either(place, mortal_redis, way, gate={"lease": LEASE}) as shop:
-        shop.act = answer(7)
-        shop.place.proxy.lose()
-        with pytest.raises(Exception, match=r"(?i)connection|Lost") as failed:
-            await shop.handle(key)
-        assert shop.place.effects(key) == 1
-        assert is_unsettled(await shop.record(key))
-        # The error that the caller keeps does not keep the lease alive.
-        assert await wait_until(lambda: redelivered(shop, key), description="the lease ends") == [7]
-        assert (shop.runs, shop.place.effects(key)) == (1, 1)
-        assert (await shop.record(key)).result == 7  # type: ignore[union-attr]
-        del failed
-
-
-@pytest.mark.parametrize("way", WAYS)
-async def test_a_commit_that_never_arrived_is_done_later(
-    way: str, mortal_postgres: Place, mortal_redis: RedisServer, key: str
-) -> None:
-    async with open_shop(mortal_postgres, mortal_redis, way, gate={"lease": LEASE}) as shop:
-        shop.act = answer(7)
-        shop.place.proxy.cut()
-        with pytest.raises(Exception, match=r"(?i)connection"):
-            await shop.handle(key)
-        assert is_unsettled(await shop.record(key))
-        assert await wait_until(lambda: redelivered(shop, key), description="the lease ends") == [7]
-        assert (shop.runs, shop.place.effects(key)) == (2, 1)
-
-
-@each_way
-@pytest.mark.parametrize("how", ["before", "after"])
-async def test_a_server_killed_at_commit_leaves_the_gate_alone(
-    how: str, way: str, place: Place, mortal_redis: RedisServer, key: str
-) -> None:
+    """The error that the caller keeps does not keep the lease alive."""
     server, proxy = place.server, place.proxy
     async with open_either(place, mortal_redis, way, gate={"lease": LEASE}) as shop:
         shop.act = answer(7)
-        (proxy.cut if how == "before" else proxy.lose)(server.kill)
-        with pytest.raises(LOST):
+        fail = proxy.lose if arrives else proxy.cut
+        fail(server.kill) if kills else fail()
+        with pytest.raises(LOST, match=r"(?i)connection|Lost") as failed:
             await shop.handle(key)
         assert is_unsettled(await shop.record(key))
-        server.start()
+        if kills:
+            server.start()
+        assert shop.place.effects(key) == arrives
         assert await wait_until(lambda: redelivered(shop, key), description="the lease ends") == [7]
-        assert (shop.runs, shop.place.effects(key)) == (2 if how == "before" else 1, 1)
+        assert (shop.runs, shop.place.effects(key)) == (1 if arrives else 2, 1)
+        assert (await shop.record(key)).result == 7  # type: ignore[union-attr]
+        del failed
 
 
 # The lease is lost, the gate forgets, the database is down, the row is purged

@@ -17,16 +17,16 @@ from .times import LEASE
 
 KILLS = 5
 MEASURE = """
-import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from bench import inbox_kills
 from tests.databases import PostgresDatabase
 inbox_kills.LONGEST_LIFE, inbox_kills.LEASE = 4, 0.4
-kills, database, folder, url = sys.argv[1:]
-for name in ("inbox", "gate + inbox"):
-    tally = inbox_kills.measure(name, int(kills), PostgresDatabase(database, Path(folder)), url)
-    print(tally.kills, tally.messages, tally.deliveries, tally.lost, tally.doubled)
+bench, name, kills, copies, database, folder, url = sys.argv[1:]
+way, database = import_module(bench).WAYS[name], PostgresDatabase(database, Path(folder))
+tally = inbox_kills.measure_way(way, int(kills), database, url, int(copies))
+print(tally.kills, tally.messages, tally.deliveries, tally.lost, tally.doubled)
 """
 
 
@@ -69,18 +69,24 @@ async def test_the_next_delivery_finishes_what_a_killed_consumer_began(
         assert (await shop.record(key)).result == key  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize(
+    ("bench", "way", "copies"),
+    [
+        ("inbox_kills", "inbox", 2),
+        ("inbox_kills", "gate + inbox", 2),
+        ("endpoint_kills", "committing endpoint", 3),
+    ],
+)
 def test_no_message_is_lost_or_handled_twice_under_kills(
-    mortal_postgres: Place, mortal_redis: RedisServer
+    bench: str, way: str, copies: int, mortal_postgres: Place, mortal_redis: RedisServer
 ) -> None:
-    """A small run of the benchmark, in a process of its own, as it forks: the inbox, then gate and inbox."""
+    """A small run of the benchmark, in a process of its own, because it forks."""
     database = mortal_postgres.server.fresh()
-    arguments = [str(KILLS), database.name, str(database.folder), mortal_redis.url]
-    command = [sys.executable, "-c", MEASURE, *arguments]
+    arguments = [f"bench.{bench}", way, str(KILLS), str(copies), database.name, str(database.folder)]
+    command = [sys.executable, "-c", MEASURE, *arguments, mortal_redis.url]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
-    tallies = [tuple(map(int, line.split())) for line in done.stdout.splitlines()]
-    assert len(tallies) == 2
-    for kills, messages, deliveries, lost, doubled in tallies:
-        assert kills == KILLS
-        assert deliveries >= 2 * messages > 0
-        assert (lost, doubled) == (0, 0)
+    kills, messages, deliveries, lost, doubled = map(int, done.stdout.split())
+    assert kills == KILLS
+    assert deliveries >= copies * messages > 0
+    assert (lost, doubled) == (0, 0)
