@@ -348,7 +348,10 @@ async def test_a_receipt_that_was_rolled_back_completes_no_later_one(database: O
         await party.sql("SAVEPOINT here")
         former = await party.receive(party.inbox(), key)
         await party.sql("ROLLBACK TO SAVEPOINT here")
+        with pytest.raises(UsageError, match="was rolled back"):
+            await party.call(former.complete, 1)
         latter = await party.receive(party.inbox(), key)
+        assert latter.first
         await party.call(latter.complete, "paid 7")
         with pytest.raises(UsageError, match="has ended"):
             await party.call(former.complete, "paid 9")

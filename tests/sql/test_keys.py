@@ -108,16 +108,6 @@ async def test_a_result_of_none_is_none(database: Opener, key: str) -> None:
             assert (again.first, again.result) == (False, None)
 
 
-async def test_a_receipt_of_a_savepoint_rolled_back_is_not_completed(database: Opener, key: str) -> None:
-    async with database() as party, party.transaction():
-        await party.sql("SAVEPOINT here")
-        receipt = await party.receive(party.inbox(), key)
-        await party.sql("ROLLBACK TO SAVEPOINT here")
-        with pytest.raises(UsageError, match="was rolled back"):
-            await party.call(receipt.complete, 1)
-        assert (await party.receive(party.inbox(), key)).first
-
-
 @pytest.mark.parametrize("kind", [Inbox, SyncInbox])
 @pytest.mark.parametrize(
     ("settings", "what"),

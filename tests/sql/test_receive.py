@@ -132,7 +132,8 @@ async def test_many_keys_are_received_in_their_order(party: Party, key: str) -> 
         assert (await party.receive(inbox, keys[0])).result == "new"
 
 
-async def test_a_twin_waits_for_the_commit(way: Opener, key: str) -> None:
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+async def test_a_twin_waits_for_the_end_of_the_first(way: Opener, key: str, end: str) -> None:
     async with way() as ours, way() as other:
         inbox = ours.inbox()
         await ours.start()
@@ -140,21 +141,12 @@ async def test_a_twin_waits_for_the_commit(way: Opener, key: str) -> None:
         twin = asyncio.create_task(begin_and_receive(other, other.inbox(), key))
         await in_flight(ours)
         assert not twin.done()
-        await ours.call(receipt.complete, "ours")
-        await ours.commit()
-        assert (await twin).replay() == "ours"
-        await other.commit()
-
-
-async def test_a_twin_is_first_after_a_rollback(way: Opener, key: str) -> None:
-    async with way() as ours, way() as other:
-        await ours.start()
-        await ours.receive(ours.inbox(), key)
-        twin = asyncio.create_task(begin_and_receive(other, other.inbox(), key))
-        await in_flight(ours)
-        await ours.rollback()
-        assert (await twin).first
-        await other.rollback()
+        if end == "commit":
+            await ours.call(receipt.complete, "ours")
+        await getattr(ours, end)()
+        found = await twin
+        assert found.first if end == "rollback" else found.replay() == "ours"
+        await getattr(other, end)()
 
 
 async def begin_and_receive(party: Any, inbox: Any, key: str) -> Any:

@@ -52,7 +52,8 @@ class Party(ABC):
         """Call a method of the inbox, of a receipt or of the connection, as the application would."""
 
     @abstractmethod
-    def _open(self) -> Any: ...
+    def connect(self) -> Any:
+        """Return what an inbox is given, or what gives it if it is awaited."""
 
     @abstractmethod
     def close_raw(self) -> Any: ...
@@ -66,15 +67,12 @@ class Party(ABC):
     @abstractmethod
     def _rollback(self) -> Any: ...
 
-    @abstractmethod
-    def send_sql(self, statement: str) -> Any: ...
-
     def inbox(self, name: str = "tests", *, keep: float = WEEK, **options: Any) -> Any:
         """Make the inbox for such a connection."""
         return self.inbox_kind(name, keep=keep, **options)
 
     async def __aenter__(self) -> Self:
-        await self.call(self._open)
+        self.raw = await self.call(self.connect)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -91,8 +89,8 @@ class Party(ABC):
 
     async def sql(self, statement: str) -> list[Any]:
         """Run a statement in the transaction; give its rows."""
-        rows: list[Any] = await self.call(self.send_sql, statement)
-        return rows
+        cursor = await self.call(self.raw.execute, statement)
+        return list(await self.call(cursor.fetchall)) if cursor.description else []
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[None]:
@@ -198,6 +196,16 @@ class ConnectionParty(Party):
         return self.raw.rollback()
 
 
+async def sql_by_cursor(party: Party, statement: str, *kind: type[Any]) -> list[Any]:
+    """Run a statement on a connection that has no `execute`; give its rows."""
+    cursor = await party.call(party.raw.cursor, *kind)
+    try:
+        await party.call(cursor.execute, statement)
+        return list(await party.call(cursor.fetchall)) if cursor.description else []
+    finally:
+        await party.call(cursor.close)
+
+
 # SQLAlchemy
 
 
@@ -211,52 +219,48 @@ def async_engine_of(url: str, **options: Any) -> Any:
     return create_async_engine(url, poolclass=NullPool, **options)
 
 
-class SqlAlchemyParty(ConnectionParty, SyncParty):
+class OfSqlAlchemy(ConnectionParty):
+    """A connection of SQLAlchemy's."""
+
     driver: ClassVar[str]
+    engine_of: ClassVar[Callable[..., Any]]
 
     @property
     def engine(self) -> Any:
-        return engine_of(self.place.database.urls[self.driver], **self.options)
+        return type(self).engine_of(self.place.database.urls[self.driver], **self.options)
 
-    def _open(self) -> None:
-        self.raw = self.engine.connect()
+    def connect(self) -> Any:
+        return self.engine.connect()
 
-    def send_sql(self, statement: str) -> list[Any]:
-        result = self.raw.execute(text(statement))
-        return [tuple(row) for row in result] if result.returns_rows else []
+    async def sql(self, statement: str) -> list[Any]:
+        result = await self.call(self.raw.execute, text(statement))
+        return [tuple(row) for row in await self.call(result.fetchall)] if result.returns_rows else []
+
+
+class SqlAlchemyParty(OfSqlAlchemy, SyncParty):
+    engine_of = engine_of
 
 
 class SessionParty(SqlAlchemyParty):
-    def _open(self) -> None:
-        self.raw = Session(self.engine)
+    def connect(self) -> Any:
+        return Session(self.engine)
 
 
-class AsyncSqlAlchemyParty(ConnectionParty, AsyncParty):
-    driver: ClassVar[str]
-
-    @property
-    def engine(self) -> Any:
-        return async_engine_of(self.place.database.urls[self.driver], **self.options)
-
-    async def _open(self) -> None:
-        self.raw = await self.engine.connect()
-
-    async def send_sql(self, statement: str) -> list[Any]:
-        result = await self.raw.execute(text(statement))
-        return [tuple(row) for row in result] if result.returns_rows else []
+class AsyncSqlAlchemyParty(OfSqlAlchemy, AsyncParty):
+    engine_of = async_engine_of
 
 
 class AsyncSessionParty(AsyncSqlAlchemyParty):
-    def _open(self) -> Any:
-        self.raw = AsyncSession(self.engine)
+    def connect(self) -> Any:
+        return AsyncSession(self.engine)
 
 
 # Bare drivers: PostgreSQL
 
 
 class AsyncpgParty(ConnectionParty, AsyncParty):
-    async def _open(self) -> None:
-        self.raw = await asyncpg.connect(**self.place.database.asyncpg)
+    def connect(self) -> Any:
+        return asyncpg.connect(**self.place.database.asyncpg)
 
     def start_raw(self) -> Any:
         self._transaction = self.raw.transaction(**self.options)
@@ -268,94 +272,80 @@ class AsyncpgParty(ConnectionParty, AsyncParty):
     def _rollback(self) -> Any:
         return self._transaction.rollback()
 
-    async def send_sql(self, statement: str) -> list[Any]:
+    async def sql(self, statement: str) -> list[Any]:
         return [tuple(row) for row in await self.raw.fetch(statement)]
 
 
-class PsycopgParty(ConnectionParty, SyncParty):
-    def _open(self) -> None:
-        self.raw = psycopg.connect(**self.place.database.psycopg, **self.options)
+class OfPsycopg(ConnectionParty):
+    connection: ClassVar[type[Any]]
+
+    def connect(self) -> Any:
+        return self.connection.connect(**self.place.database.psycopg, **self.options)
 
     def start_raw(self) -> None:
         """Nothing to do: the first statement begins."""
 
-    def send_sql(self, statement: str) -> list[Any]:
-        cursor = self.raw.execute(statement)
-        return list(cursor.fetchall()) if cursor.description else []
+
+class PsycopgParty(OfPsycopg, SyncParty):
+    connection = psycopg.Connection
 
 
-class AsyncPsycopgParty(ConnectionParty, AsyncParty):
-    async def _open(self) -> None:
-        self.raw = await psycopg.AsyncConnection.connect(**self.place.database.psycopg, **self.options)
-
-    def start_raw(self) -> None:
-        """Nothing to do: the first statement begins."""
-
-    async def send_sql(self, statement: str) -> list[Any]:
-        cursor = await self.raw.execute(statement)
-        return list(await cursor.fetchall()) if cursor.description else []
+class AsyncPsycopgParty(OfPsycopg, AsyncParty):
+    connection = psycopg.AsyncConnection
 
 
 # Bare drivers: SQLite
 
 
-class Sqlite3Party(ConnectionParty, SyncParty):
-    def _open(self) -> None:
-        self.raw = sqlite3.connect(self.place.database.file, isolation_level=None, **self.options)
+class OfSqlite(ConnectionParty):
+    driver: ClassVar[Any]
+
+    def connect(self) -> Any:
+        return self.driver.connect(self.place.database.file, isolation_level=None, **self.options)
 
     def start_raw(self) -> Any:
         return self.raw.execute("BEGIN IMMEDIATE")
 
-    def send_sql(self, statement: str) -> list[Any]:
-        return list(self.raw.execute(statement))
+
+class Sqlite3Party(OfSqlite, SyncParty):
+    driver = sqlite3
 
 
-class AiosqliteParty(ConnectionParty, AsyncParty):
-    async def _open(self) -> None:
-        self.raw = await aiosqlite.connect(self.place.database.file, isolation_level=None, **self.options)
-
-    def start_raw(self) -> Any:
-        return self.raw.execute("BEGIN IMMEDIATE")
-
-    async def send_sql(self, statement: str) -> list[Any]:
-        return list(await self.raw.execute_fetchall(statement))
+class AiosqliteParty(OfSqlite, AsyncParty):
+    driver = aiosqlite
 
 
 # Bare drivers: MariaDB
 
 
 class PyMySQLParty(ConnectionParty, SyncParty):
-    def _open(self) -> None:
-        self.raw = pymysql.connect(**self.place.database.pymysql, **self.options)
+    def connect(self) -> Any:
+        return pymysql.connect(**self.place.database.pymysql, **self.options)
 
     def close_raw(self) -> None:
         if self.raw.open:
             self.raw.close()
 
-    def send_sql(self, statement: str) -> list[Any]:
-        with self.raw.cursor(pymysql.cursors.Cursor) as cursor:
-            cursor.execute(statement)
-            return list(cursor.fetchall())
+    async def sql(self, statement: str) -> list[Any]:
+        return await sql_by_cursor(self, statement, pymysql.cursors.Cursor)
 
 
 class AiomysqlParty(ConnectionParty, AsyncParty):
-    async def _open(self) -> None:
-        self.raw = await aiomysql.connect(**self.place.database.aiomysql, **self.options)
+    def connect(self) -> Any:
+        return aiomysql.connect(**self.place.database.aiomysql, **self.options)
 
-    async def send_sql(self, statement: str) -> list[Any]:
-        async with self.raw.cursor(aiomysql.Cursor) as cursor:
-            await cursor.execute(statement)
-            return list(await cursor.fetchall())
+    async def sql(self, statement: str) -> list[Any]:
+        return await sql_by_cursor(self, statement, aiomysql.Cursor)
 
 
 # Django
 
 
 class DjangoParty(ConnectionParty, SyncParty):
-    def _open(self) -> None:
+    def connect(self) -> Any:
         alias = alias_of(self.place)
-        self.raw = connections[alias]
         self._atomic = partial(transaction.atomic, using=alias)
+        return connections[alias]
 
     def start_raw(self) -> None:
         self._block = self._atomic()
@@ -368,10 +358,8 @@ class DjangoParty(ConnectionParty, SyncParty):
         self.raw.set_rollback(True)
         self._block.__exit__(None, None, None)
 
-    def send_sql(self, statement: str) -> list[Any]:
-        with self.raw.cursor() as cursor:
-            cursor.execute(statement)
-            return list(cursor.fetchall()) if cursor.description else []
+    async def sql(self, statement: str) -> list[Any]:
+        return await sql_by_cursor(self, statement)
 
 
 def alias_of(place: Place) -> str:
