@@ -143,45 +143,33 @@ def in_parts(bank: Bank, parts: Parts, **settings: Any) -> Leaving:
     return client
 
 
-each_gate = pytest.mark.parametrize(
+@pytest.mark.parametrize(
+    ("on_disconnect", "expected"),
+    [("finish", (["n"], 1, [201])), ("cancel", ([], 0, [499]))],
+    ids=["finish", "cancel"],
+)
+@pytest.mark.parametrize(
     ("is_away", "key"), [(False, "k"), (True, "k"), (False, None)], ids=["claimed", "away", "without a key"]
 )
-
-
-@each_gate
 async def test_a_client_that_leaves_a_response_in_parts_leaves_no_half(
-    own_redis: RedisServer, tmp_path: Path, is_away: bool, key: str | None
+    own_redis: RedisServer, tmp_path: Path, is_away: bool, key: str | None, on_disconnect: str, expected: Any
 ) -> None:
-    """The parts are collected to their end, and commit; only then the task runs."""
+    """The parts are collected to their end, and commit; only then the task runs. If it is cancelled, neither."""
 
     async def parts(client: Leaving, request: Committed[Any]) -> AsyncIterator[bytes]:
         yield b"a,"
         client.left.set()
+        if on_disconnect == "cancel":
+            await asyncio.Event().wait()
         for _ in range(10):  # the turns in which a listener would end the response
             await asyncio.sleep(0)
         yield b"b"
 
     async with open_sqlite(own_redis.url, tmp_path, gate={"timeout": 5.0}) as bank:
-        client = in_parts(bank, parts)
+        client = in_parts(bank, parts, on_disconnect=on_disconnect)
         with broken(own_redis, "killed") if is_away else nullcontext():
             await client.post("/parts", key)
-        assert (await bank.effects(), bank.background, client.sent) == (["n"], 1, [201])
-
-
-@each_gate
-async def test_a_response_in_parts_that_is_cancelled_runs_no_background_task(
-    own_redis: RedisServer, tmp_path: Path, is_away: bool, key: str | None
-) -> None:
-    async def parts(client: Leaving, request: Committed[Any]) -> AsyncIterator[bytes]:
-        yield b"a,"
-        client.left.set()
-        await asyncio.Event().wait()
-
-    async with open_sqlite(own_redis.url, tmp_path, gate={"timeout": 5.0}) as bank:
-        client = in_parts(bank, parts, on_disconnect="cancel")
-        with broken(own_redis, "killed") if is_away else nullcontext():
-            await client.post("/parts", key)
-        assert (await bank.effects(), bank.background, client.sent) == ([], 0, [499])
+        assert (await bank.effects(), bank.background, client.sent) == expected
 
 
 async def test_a_claim_lost_under_a_response_in_parts_runs_no_background_task(bank: Bank) -> None:

@@ -192,9 +192,11 @@ async def test_a_small_pool_suffices_to_hand_over_what_is_in_hand(open_shop: Ope
             await wait_until(lambda: set(rest.done) == ids, description="the next one does them")
 
 
+@pytest.mark.parametrize("refuses", [False, True], ids=["it is killed", "it has too few replicas"])
 async def test_an_outage_of_its_own_redis_is_survived(
-    redis_url: str, caplog: pytest.LogCaptureFixture
+    redis_url: str, caplog: pytest.LogCaptureFixture, refuses: bool
 ) -> None:
+    """With too few replicas, the stream's Redis refuses each XREADGROUP, XACK and XCLAIM for a while."""
     server = RedisServer("--appendonly", "yes", "--appendfsync", "always").start()
     try:
         async with shop_of(server, socket_timeout=None) as shop, opened(redis_url) as dedup:
@@ -203,11 +205,17 @@ async def test_an_outage_of_its_own_redis_is_survived(
             async with shop.consumer(dedup, work, idle=0.2) as consumer:
                 shop.add("a")
                 await wait_until(lambda: work.begun == ["a"], description="it is begun")
-                server.kill()
+                if refuses:
+                    shop.raw.config_set("min-replicas-to-write", 1)
+                else:
+                    server.kill()
                 end.set()
                 await wait_until(lambda: "XACK failed" in caplog.text, description="it is done")
                 await wait_until(lambda: consumer.is_paused, description="it tells that it is cut off")
-                server.start()
+                if refuses:
+                    shop.raw.config_set("min-replicas-to-write", 0)
+                else:
+                    server.start()
                 shop.add("b")
                 await wait_until(lambda: not shop.pending(), description="both are acknowledged")
                 assert not consumer.is_paused
@@ -218,28 +226,6 @@ async def test_an_outage_of_its_own_redis_is_survived(
         assert resumed.startswith("consumer 'billing' resumes after ")
     finally:
         server.stop()
-
-
-async def test_a_refusal_that_ends_by_itself_is_survived(
-    open_shop: Open, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Too few replicas: the stream's Redis refuses each XREADGROUP, XACK and XCLAIM for a while."""
-    async with open_shop() as (shop, dedup):
-        end = asyncio.Event()
-        work = Work(lambda order: end.wait() if order == "a" else None)
-        async with shop.consumer(dedup, work, idle=0.2) as consumer:
-            shop.add("a")
-            await wait_until(lambda: work.begun == ["a"], description="it is begun")
-            shop.raw.config_set("min-replicas-to-write", 1)
-            try:
-                await wait_until(lambda: consumer.is_paused, description="it tells that it is cut off")
-                end.set()
-                await wait_until(lambda: "XACK failed" in caplog.text, description="it is done")
-            finally:
-                shop.raw.config_set("min-replicas-to-write", 0)
-            shop.add("b")
-            await wait_until(lambda: not shop.pending(), description="both are acknowledged")
-        assert work.done == ["a", "b"]
 
 
 def test_a_cluster_that_no_node_answers_for_is_an_outage() -> None:
