@@ -57,6 +57,15 @@ def closed(connection: socket.socket) -> bool:
         return True
 
 
+def turned_down(connection: socket.socket, ask: bytes) -> tuple[int, str]:
+    """Send what is refused; return the status and the problem's name, and see that the connection is closed."""
+    connection.sendall(ask)
+    ((status, headers, facts),) = read(connection)
+    assert headers["connection"] == "close"
+    assert closed(connection)
+    return status, facts["type"].removeprefix("urn:fastdedup:problem:")
+
+
 def refused(connection: socket.socket, *pieces: bytes) -> bool:
     """Send the pieces, the last one often if there are several; True once the other side does not take them."""
     try:
@@ -154,10 +163,8 @@ def test_a_client_of_http_1_0_gets_no_leave_to_send(raw: socket.socket) -> None:
 def test_a_client_that_asks_hears_that_it_is_too_much(serve: Serve) -> None:
     sidecar = serve(limits=Limits(frame=1000))
     with sidecar.raw() as raw:
-        raw.sendall(b"POST /v1/claims HTTP/1.1\r\ncontent-length: 5000\r\nexpect: 100-continue\r\n\r\n")
-        ((status, headers, _),) = read(raw)
-        assert (status, headers["connection"]) == (413, "close")
-        assert closed(raw)
+        ask = b"POST /v1/claims HTTP/1.1\r\ncontent-length: 5000\r\nexpect: 100-continue\r\n\r\n"
+        assert turned_down(raw, ask)[0] == 413
 
 
 @pytest.mark.parametrize("coding", ["chunked", "Chunked  "])
@@ -214,10 +221,7 @@ def test_headers_have_a_limit(serve: Serve) -> None:
         b"GET /" + b"a" * HEAD_BYTES * 2,
     ):
         with sidecar.raw() as raw:
-            raw.sendall(head)
-            ((status, headers, facts),) = read(raw)
-            assert (status, facts["type"]) == (431, "urn:fastdedup:problem:headers-too-large")
-            assert headers["connection"] == "close"
+            assert turned_down(raw, head) == (431, "headers-too-large")
 
 
 def test_what_chunks_carry_beside_the_body_has_a_limit(serve: Serve) -> None:
@@ -235,11 +239,7 @@ def test_what_chunks_carry_beside_the_body_has_a_limit(serve: Serve) -> None:
 def test_a_request_has_to_arrive_in_time(serve: Serve, start: bytes) -> None:
     sidecar = serve(limits=Limits(request_timeout=0.1))
     with sidecar.raw() as raw:
-        raw.sendall(start)
-        ((status, headers, facts),) = read(raw)
-        assert (status, facts["type"]) == (408, "urn:fastdedup:problem:request-timeout")
-        assert headers["connection"] == "close"
-        assert closed(raw)
+        assert turned_down(raw, start) == (408, "request-timeout")
 
 
 def test_drops_do_not_keep_a_request_alive(serve: Serve) -> None:
@@ -307,23 +307,14 @@ def test_a_client_that_does_not_read_its_last_answer_is_closed(serve: Serve, bef
     "garbage", [b"\x00\x01\x02", b"GET\r\n\r\n", b"POST /v1/claims HTTP/1.1\r\nx\r\n\r\n", b"A" * 99]
 )
 def test_what_is_no_http_is_turned_down(raw: socket.socket, garbage: bytes) -> None:
-    raw.sendall(garbage + b"\r\n\r\n")
-    ((status, headers, facts),) = read(raw)
-    assert (status, facts["type"], headers["connection"]) == (
-        400,
-        "urn:fastdedup:problem:bad-request",
-        "close",
-    )
-    assert closed(raw)
+    assert turned_down(raw, garbage + b"\r\n\r\n") == (400, "bad-request")
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/v1/gate?principal=everyone"])
 def test_a_request_with_two_hosts_is_turned_down(raw: socket.socket, path: str) -> None:
     """A proxy may have looked at the other one: RFC 9112, section 3.2."""
-    raw.sendall(f"GET {path} HTTP/1.1\r\nhost: a\r\nidempotency-key: k\r\nHost: b\r\n\r\n".encode())
-    ((status, headers, facts),) = read(raw)
-    assert (status, facts["type"]) == (400, "urn:fastdedup:problem:bad-request")
-    assert (headers["connection"], closed(raw)) == ("close", True)
+    ask = f"GET {path} HTTP/1.1\r\nhost: a\r\nidempotency-key: k\r\nHost: b\r\n\r\n"
+    assert turned_down(raw, ask.encode()) == (400, "bad-request")
 
 
 def test_garbage_waits_for_the_answers_before_it(raw: socket.socket) -> None:
@@ -384,27 +375,25 @@ def test_the_body_beside_an_upgrade_is_not_taken_for_a_request(raw: socket.socke
 )
 def test_a_body_in_another_coding_than_chunks_is_refused(sidecar: Running, lines: list[str]) -> None:
     """The request has no effect, and what follows is not taken for a request."""
-    dedup = sidecar.namespaces.root
-    assert sidecar.call(dedup.claim("a")).acquired
     head = "\r\n".join([f"DELETE /v1/records?key=a HTTP/{lines[0]}", *lines[1:], "", ""])
-    with sidecar.raw() as raw:
-        raw.sendall(head.encode() + b"5\r\nhello\r\n0\r\n\r\nGET /healthz HTTP/1.1\r\n\r\n")
-        ((status, headers, body),) = read(raw)
-        assert (status, body["type"]) == (400, "urn:fastdedup:problem:bad-request")
-        assert headers["connection"] == "close"
-        assert closed(raw)
-    assert sidecar.call(dedup.get("a")) is not None
+    ask = head.encode() + b"5\r\nhello\r\n0\r\n\r\nGET /healthz HTTP/1.1\r\n\r\n"
+    assert removes_nothing(sidecar, ask) == (400, "bad-request")
 
 
 def test_a_request_that_breaks_off_in_the_same_data_has_no_effect(sidecar: Running) -> None:
     """It was answered 400, and its record was removed after that."""
+    ask = b"DELETE /v1/records?key=a HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n"
+    assert removes_nothing(sidecar, ask)[0] == 400
+
+
+def removes_nothing(sidecar: Running, ask: bytes) -> tuple[int, str]:
+    """See that a request to remove the record "a" is turned down, and leaves it there; see `turned_down`."""
     dedup = sidecar.namespaces.root
     assert sidecar.call(dedup.claim("a")).acquired
     with sidecar.raw() as raw:
-        raw.sendall(b"DELETE /v1/records?key=a HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n")
-        assert read(raw)[0][0] == 400
-        assert closed(raw)
+        answer = turned_down(raw, ask)
     assert sidecar.call(dedup.get("a")) is not None
+    return answer
 
 
 # Clients that go away
