@@ -21,9 +21,11 @@ from starlette.middleware import Middleware
 from fastdedup import Dedup
 from fastdedup.events import Event, GateBypassed
 from fastdedup.integrations.fastapi import Commits, Committed, Idempotency
+from fastdedup.model import State
 from fastdedup.sql import Inbox
 from fastdedup.sql.dialects import TableName, dialect_of
 from fastdedup.sql.rules import TABLE
+from fastdedup.web.inspection import get_request
 
 from ..gated_inbox.shop import WAYS, Place
 from ..gated_inbox.times import WEEK
@@ -139,6 +141,11 @@ class Bank:
         """Return the number of rows of the inbox."""
         async with self.sessions() as session:
             return int((await session.execute(text("SELECT count(*) FROM fastdedup_inbox"))).scalar_one())
+
+    async def state(self, key: str) -> State | None:
+        """Return what the gate knows of a request of Ann's."""
+        record = await get_request(self.gate, "POST", "/payments", key=key, principal="ann")
+        return None if record is None else record.state
 
     @property
     def bypasses(self) -> list[GateBypassed]:

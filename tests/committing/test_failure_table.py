@@ -21,7 +21,6 @@ from fastdedup.events import GateBypassed, Replayed
 from fastdedup.integrations.fastapi import Committed
 from fastdedup.integrations.http import settling
 from fastdedup.model import State
-from fastdedup.web.inspection import get_request
 
 from ..fixtures import async_fixture
 from ..gated_inbox.shop import WAYS, Place, broken, flush
@@ -34,12 +33,6 @@ Waiter = Callable[..., Awaitable[Any]]
 BRIEF = {"timeout": 0.1}
 PROMPT = 10.0
 """Seconds: far below the 30 that these tests would wait at the gate, also on a busy machine."""
-
-
-async def state(bank: Bank, key: str) -> State | None:
-    """Return what the gate knows of a request."""
-    record = await get_request(bank.gate, "POST", "/payments", key=key, principal="ann")
-    return None if record is None else record.state
 
 
 async def at_work(bank: Bank, key: str) -> tuple[asyncio.Event, asyncio.Task[Any]]:
@@ -97,29 +90,29 @@ async def test_a_lease_lost_at_the_handlers_end_rolls_back(
 # The COMMIT's reply is lost: what the row says
 
 
-async def test_a_commit_that_never_arrived_is_done_by_the_retry(
-    mortal_postgres: Place, bank: Bank, key: str
-) -> None:
-    mortal_postgres.proxy.cut()
-    problem(await bank.pay(key, key), "commit-unknown", 503)
-    assert mortal_postgres.effects(key) == 0
-    assert (await bank.pay(key, key)).json() == {"paid": 1, "run": 2}
-    assert mortal_postgres.effects(key) == 1
-
-
-@pytest.mark.parametrize("how", ["before", "after"])
-async def test_a_database_killed_at_commit_is_asked_by_the_retry(
-    how: str, mortal_postgres: Place, bank: Bank, key: str
+@pytest.mark.parametrize(
+    ("arrives", "dies"),
+    [(False, False), (False, True), (True, True)],
+    ids=["it is cut off", "the server dies before it", "the server dies after it"],
+)
+async def test_a_commit_whose_reply_is_lost_is_asked_about_by_the_retry(
+    arrives: bool, dies: bool, mortal_postgres: Place, bank: Bank, key: str
 ) -> None:
     server, proxy = mortal_postgres.server, mortal_postgres.proxy
-    (proxy.cut if how == "before" else proxy.lose)(server.kill)
+    fail = proxy.lose if arrives else proxy.cut
+    fail(server.kill) if dies else fail()
     try:
         problem(await bank.pay(key, key), "commit-unknown", 503)
-        problem(await bank.pay(key, key), "database-unavailable", 503)
+        if dies:
+            problem(await bank.pay(key, key), "database-unavailable", 503)
     finally:
-        server.start()
-    assert (await bank.pay(key, key)).status_code == 201
-    assert (bank.runs, mortal_postgres.effects(key)) == (2 if how == "before" else 1, 1)
+        if dies:
+            server.start()
+    assert mortal_postgres.effects(key) == arrives
+    runs = 1 if arrives else 2
+    answer = await bank.pay(key, key)
+    assert (answer.status_code, answer.json()) == (201, {"paid": 1, "run": runs})
+    assert (bank.runs, mortal_postgres.effects(key)) == (runs, 1)
 
 
 async def test_a_client_that_leaves_at_commit_leaves_no_half(
@@ -170,7 +163,7 @@ async def test_without_redis_the_row_decides(
         async def is_mended() -> bool:
             assert (await bank.pay(key, key)).content == first.content
             with suppress(UnavailableError):
-                return await state(bank, key) is State.SUCCEEDED
+                return await bank.state(key) is State.SUCCEEDED
             return False
 
         await wait_until(is_mended, description="the row mends the gate")
@@ -318,7 +311,7 @@ async def test_a_transaction_that_the_database_ends_is_503(
         answer = await bank.pay(key, key)
         problem(answer, "database-unavailable", 503)
         assert answer.headers["retry-after"] == "1"
-        assert await state(bank, key) is State.RELEASED
+        assert await bank.state(key) is State.RELEASED
     finally:
         if dies:
             server.start()

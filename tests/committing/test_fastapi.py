@@ -36,15 +36,9 @@ async def forget(bank: Bank, key: str) -> None:
     assert await forget_request(bank.gate, "POST", "/payments", key=key, principal="ann")
 
 
-async def state(bank: Bank, key: str) -> State | None:
-    """Return what the gate knows of a request."""
-    record = await get_request(bank.gate, "POST", "/payments", key=key, principal="ann")
-    return None if record is None else record.state
-
-
 async def is_undone(bank: Bank, key: str | None) -> bool:
     """Return whether a request has left nothing behind, so that a retry is a first run."""
-    is_free = key is None or await state(bank, key) is State.RELEASED
+    is_free = key is None or await bank.state(key) is State.RELEASED
     return is_free and (await bank.effects(), await bank.rows()) == ([], 0)
 
 
@@ -143,7 +137,7 @@ async def test_middleware_inside_changes_a_response_once(bank: Bank) -> None:
         assert again.headers.pop("idempotency-replayed") == "true"
         assert (again.status_code, again.content) == (201, first.content)
         assert sorted(again.headers.multi_items()) == sorted(first.headers.multi_items())
-    assert await state(bank, "k") is State.SUCCEEDED
+    assert await bank.state("k") is State.SUCCEEDED
 
 
 async def test_what_the_row_keeps_of_a_response(bank: Bank) -> None:
@@ -295,7 +289,7 @@ async def test_a_client_that_leaves_commits_all_or_nothing(
                 go_on.set()
             assert (await task).status_code == (201 if on_disconnect == "finish" else 499)
         if on_disconnect == "finish":
-            assert (await bank.effects(), await state(bank, "k")) == (["n"], State.SUCCEEDED)
+            assert (await bank.effects(), await bank.state("k")) == (["n"], State.SUCCEEDED)
         else:
             assert await is_undone(bank, "k")
 
@@ -406,7 +400,7 @@ async def test_a_missing_table_is_an_error(bank: Bank) -> None:
     async with bank.sessions.begin() as session:
         await session.execute(text("DROP TABLE fastdedup_inbox"))
     assert (await bank.pay("k")).status_code == 500
-    assert (bank.runs, await state(bank, "k")) == (0, State.RELEASED)
+    assert (bank.runs, await bank.state("k")) == (0, State.RELEASED)
 
 
 async def test_the_openapi_document_has_the_header(bank: Bank) -> None:
