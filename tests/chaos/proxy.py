@@ -1,4 +1,4 @@
-"""A way to a server that can fail: a `Gate`, on a Unix socket or a loopback port; each worker has one.
+"""A way to a server that can fail: a `Gate`, on a Unix socket or a loopback port; each worker of a run has one.
 
 It runs in the driver's event loop and looks at no bytes; `mode` and `delay` may change at any moment.
 """
@@ -33,12 +33,13 @@ class Mode(Enum):
 
 
 class Gate:
-    """Listens for one worker and connects on to the server's Unix socket."""
+    """Listens for one worker and connects on to the server's Unix socket, or to its loopback port."""
 
-    def __init__(self, listens: Path | None, server: Path) -> None:
+    def __init__(self, listens: Path | None, server: Path | int) -> None:
         self._listens = listens
         self.server = server
         self.url = ""
+        self.port = 0
         # Mutable: what is done to bytes, the connections, and those that are half-open for good.
         self.mode = Mode.OPEN
         self.delay = 0.0
@@ -54,8 +55,8 @@ class Gate:
         """Listen; without a path on a port of the loopback interface."""
         if self._listens is None:
             self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
-            port = self._server.sockets[0].getsockname()[1]
-            self.url = f"redis://127.0.0.1:{port}/0"
+            self.port = self._server.sockets[0].getsockname()[1]
+            self.url = f"redis://127.0.0.1:{self.port}/0"
         else:
             self._server = await asyncio.start_unix_server(self._accept, str(self._listens))
             self.url = f"unix://{self._listens}?db=0"
@@ -111,7 +112,10 @@ class Gate:
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # Like a network that lost its way: it is accepted by the kernel, and then nothing.
         await self.passable()
-        onward = await asyncio.open_unix_connection(str(self.server))
+        if isinstance(self.server, int):
+            onward = await asyncio.open_connection("127.0.0.1", self.server)
+        else:
+            onward = await asyncio.open_unix_connection(str(self.server))
         pair = Pair(self, (reader, writer), onward)
         pair.dead = self.mode is Mode.SILENT
         self._pairs.add(pair)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,9 @@ from fastdedup.messages.headers import ATTEMPTS, ERROR, LEFT_OUT
 from fastdedup.messages.key_turns import KeyTurns
 
 from ..brokers import SqsServer
+from ..chaos.proxy import Gate, Mode
 from ..fixtures import async_fixture
 from ..programs import started
-from ..servers import free_port
 from ..waiting import time_passes, wait_until
 from .consumers import Handler, Work, at_work, fault, opened
 from .test_pages import names_of, stopped
@@ -242,61 +242,26 @@ async def test_a_queue_without_a_place_for_dead_letters_is_refused(sqs: SqsServe
         Consumer(object(), dedup, queue_url=shop.url)
 
 
-class Relay:
-    """A port before a server, which can be closed: moto's server forgets its queues if it ends itself."""
-
-    def __init__(self, server: SqsServer) -> None:
-        self.server = server
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.pipes: list[asyncio.StreamWriter] = []
-
-    async def open(self) -> None:
-        self.listening = await asyncio.start_server(self.serve, "127.0.0.1", self.port)
-
-    async def close(self) -> None:
-        self.listening.close()
-        for pipe in self.pipes:
-            pipe.close()
-        await self.listening.wait_closed()
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        behind, before = await asyncio.open_connection("127.0.0.1", self.server.port)
-        self.pipes += [writer, before]
-        with suppress(OSError):
-            await asyncio.gather(copy(reader, before), copy(behind, writer))
-
-
-async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    try:
-        while data := await reader.read(65536):
-            writer.write(data)
-            await writer.drain()
-    finally:
-        writer.close()
-
-
 async def test_an_outage_of_sqs_pauses_the_consumer(
     sqs: SqsServer, dedup: Dedup, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A handler goes on meanwhile. Its delete fails, so its message is a duplicate later."""
     monkeypatch.setattr("fastdedup.messages.pulling._AWAY_PAUSE", 0.02)
-    shop, relay, end = Shop(sqs, seen="2"), Relay(sqs), asyncio.Event()
+    shop, end, way = Shop(sqs, seen="2"), asyncio.Event(), await Gate(None, sqs.port).start()
     work = Work(lambda order: end.wait() if order == "a" else None)
     shop.send("a")
-    await relay.open()
-    async with shop.consumer(dedup, work, client_of(relay.url)) as consumer:
+    async with shop.consumer(dedup, work, client_of(f"http://127.0.0.1:{way.port}")) as consumer:
         await wait_until(lambda: work.begun == ["a"], description="it is begun")
-        await relay.close()
+        way.set(Mode.REFUSED)
         await wait_until(lambda: consumer.is_paused, description="it is paused")
         end.set()
         await wait_until(lambda: "their delete failed: 1" in caplog.text, description="its delete has failed")
         shop.send("b")
-        await relay.open()
+        way.reset()
         await wait_until(lambda: consumer.counts.first == 2, description="the next one is done")
         await wait_until(lambda: consumer.counts.duplicate == 1, description="the first comes again")
         assert not consumer.is_paused
-    await relay.close()
+    await way.aclose()
     assert (work.begun, shop.left()) == (["a", "b"], 0)
 
 
