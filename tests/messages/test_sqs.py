@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -411,26 +410,6 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-@contextmanager
-def dying(server: SqsServer, redis_url: str, shop: Shop, path: str, kind: str) -> Iterator[None]:
-    """A worker that is killed within the handler of the one message of its queue."""
-    root = Path(__file__).parents[2]
-    worker = subprocess.Popen(
-        [sys.executable, "-c", WORKER, server.url, redis_url, shop.url, path, kind],
-        stdout=subprocess.PIPE,
-        cwd=root,
-        env={**os.environ, "PYTHONPATH": str(root)},
-    )
-    assert worker.stdout is not None
-    try:
-        assert worker.stdout.readline() == b"begun\n"
-        yield
-    finally:
-        worker.kill()
-        worker.wait()
-        worker.stdout.close()
-
-
 @pytest.mark.parametrize("kind", ["gate", "inbox"])
 async def test_a_killed_workers_message_is_worked_on_as_its_visibility_ends(
     sqs: SqsServer, redis_url: str, tmp_path: Path, kind: str
@@ -445,7 +424,10 @@ async def test_a_killed_workers_message_is_worked_on_as_its_visibility_ends(
         if has_inbox:
             await bill(*given)
 
-    with dying(sqs, redis_url, shop, str(database.path) if has_inbox else "", kind):
+    path = str(database.path) if has_inbox else ""
+    with started([sys.executable, "-c", WORKER, sqs.url, redis_url, shop.url, path, kind]) as worker:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == "begun\n"
         assert database.effects() == 0
     options: Any = {"queue_url": shop.url, "inbox": database.inbox if has_inbox else None}
     async with (
