@@ -557,11 +557,14 @@ def test_a_claim_that_is_won_after_its_client_was_cut_is_released(frozen: Any, a
         until_it_is("released", sidecar)
 
 
-@pytest.mark.parametrize("wire", ["claim", "gate"])
+@pytest.mark.parametrize("wire", ["claim", "gate", "pipelined"])
 def test_a_wait_ends_with_its_client(sidecar: Running, wire: str) -> None:
+    """It is not the newest of pipelined requests alone that hears of it."""
     asks = [gate_request(), gate_request("&wait=60000")]
-    if wire == "claim":
+    if wire != "gate":
         asks = [request({"key": "k"}), request({"key": "k", "wait": 60_000})]
+    if wire == "pipelined":
+        asks[1] += request({"key": "l"})
     key = GATE_KEY if wire == "gate" else "k"
     with sidecar.raw() as first, sidecar.raw() as second:
         first.sendall(asks[0])
@@ -576,6 +579,7 @@ def test_a_wait_ends_with_its_client(sidecar: Running, wire: str) -> None:
     found = record(sidecar, key)
     assert found is not None
     assert found.state == "released"
+    assert record(sidecar, "l") is None
 
 
 def test_an_answer_that_was_not_read_is_taken_back(sidecar: Running) -> None:
@@ -606,19 +610,6 @@ def test_a_claim_that_was_read_is_kept_though_what_follows_is_not(
     found = record(sidecar, "k")
     assert found is not None
     assert found.state == "processing"
-
-
-def test_a_waiting_client_behind_others_is_missed_too(sidecar: Running) -> None:
-    """It is not the newest of pipelined requests alone that hears of it."""
-    with sidecar.raw() as first:
-        first.sendall(request({"key": "k"}))
-        read(first)
-        with sidecar.raw() as second:
-            second.sendall(request({"key": "k", "wait": 60_000}) + request({"key": "l"}))
-            waiters = sidecar.namespaces.root.gate.connection.wakeups
-            until(lambda: waiters.waiting, "it waits")
-        until(lambda: not waiters.waiting, "it waits no more")
-    assert record(sidecar, "l") is None
 
 
 def test_the_claims_of_an_answer_that_is_cut_off_are_released(serve: Serve, redis_url: str) -> None:
