@@ -11,6 +11,16 @@ import pytest
 from ..fixtures import fixture_of
 from ..servers import RedisServer
 
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let consumers ask their brokers again soon."""
+    monkeypatch.setattr("fastdedup.integrations.nats._FETCH", 0.05)
+    monkeypatch.setattr("fastdedup.integrations.redis_streams._BLOCK", 0.02)
+    monkeypatch.setattr("fastdedup.integrations.sqs._POLL", 0)
+    monkeypatch.setattr("fastdedup.messages.pulling._AWAY_PAUSE", 0.02)
+
+
 streams = fixture_of(RedisServer, scope="module")
 """A Redis for streams, which have no TTL, beside the one of the gate."""
 

@@ -6,6 +6,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, nullcontext
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -23,6 +24,7 @@ from ..servers import RedisServer
 from ..waiting import wait_until
 from . import test_kafka, test_nats, test_rabbitmq, test_redis_streams, test_sqs
 from .consumers import Handler, Work, a_handler, at_work, fault, opened
+from .test_rules import Shop as Database
 
 
 class Letter(NamedTuple):
@@ -213,11 +215,7 @@ FACES: dict[str, tuple[Any, str, Any, dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(of_nats, "_FETCH", 0.05)
-    monkeypatch.setattr(of_streams, "_BLOCK", 0.02)
-    monkeypatch.setattr(of_sqs, "_POLL", 0)
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 @pytest.fixture(params=FACES)
@@ -420,3 +418,25 @@ async def test_a_gate_that_is_not_open_is_told_before_a_message(open_face: Open,
         with pytest.raises(UsageError, match="this Dedup is not open: use `async with dedup:`"):
             async with face.at_work(Dedup(redis_url, namespace="m"), a_handler):
                 await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(
+    ("open_face", "options"),
+    [("nats", {}), ("streams of RESP2", {"idle": 0.001}), ("streams decoded", {"idle": 0.001})],
+    indirect=["open_face"],
+)
+async def test_with_an_inbox_alone_deliveries_count_as_attempts(
+    open_face: Open, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    database, work = Database(tmp_path / "shop.db"), Work()
+    async with open_face() as face:
+        await face.put("a")
+        await face.shop.spend_deliveries()
+        async with face.at_work(None, work, inbox=database.inbox, attempts=2, **options):
+            await wait_until(face.dead_letters, description="a dead letter")
+            await wait_until(lambda: is_empty(face), description="it is acknowledged")
+        (dead,) = await face.dead_letters()
+        assert (dead.headers[REASON], work.begun) == ("exhausted", [])
+        await face.put("b")
+        async with face.at_work(None, work, inbox=database.inbox):
+            await wait_until(lambda: work.done == ["b"], description="the next is done")

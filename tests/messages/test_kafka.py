@@ -56,14 +56,18 @@ class Shop:
             *topics, bootstrap_servers=self.server.url, auto_offset_reset="earliest", **options
         )
 
+    def member(self) -> AIOKafkaConsumer:
+        """A client with the first partition, which is assigned by hand, as a group takes its time to form."""
+        member = self.kafka()
+        member.assign([TopicPartition(self.topic, 0)])
+        return member
+
     @asynccontextmanager
     async def consumer(
         self, dedup: Dedup | None, handler: Handler, kafka: AIOKafkaConsumer | None = None, **options: Any
     ) -> AsyncIterator[Consumer]:
-        """A consumer at work; the partition is assigned by hand, as a group takes its time to form."""
-        if kafka is None:
-            kafka = self.kafka()
-            kafka.assign([TopicPartition(self.topic, 0)])
+        """A consumer at work."""
+        kafka = kafka or self.member()
         options = {"key": header("id"), "retry_delay": 0.0, **options}
         async with Consumer(kafka, dedup, **options) as consumer, kafka, at_work(consumer, handler):
             yield consumer
@@ -197,8 +201,7 @@ async def test_a_crashed_consumers_message_goes_to_the_next(open_shop: Open) -> 
     async with open_shop() as (shop, dedup):
         await shop.publish("a", "b")
         forever = Work(lambda order: asyncio.Event().wait() if order == "b" else None)
-        own = shop.kafka()
-        own.assign([TopicPartition(shop.topic, 0)])
+        own = shop.member()
         async with Consumer(own, dedup, key=offset) as crashing, own:
             running = asyncio.create_task(crashing.run(forever))
             await wait_until(lambda: is_committed(shop, 1), description="the first is committed")
@@ -325,8 +328,7 @@ async def test_a_partition_that_is_no_longer_assigned_holds_up_no_commit(open_sh
 async def test_one_error_of_the_client_is_survived(open_shop: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fastdedup.integrations.kafka._POLL", 0.01)
     async with open_shop() as (shop, dedup):
-        member = shop.kafka()
-        member.assign([TopicPartition(shop.topic, 0)])
+        member = shop.member()
         poll, errors = member.getmany, 3
 
         async def failing(*given: Any, **more: Any) -> Any:
@@ -346,8 +348,7 @@ async def test_one_error_of_the_client_is_survived(open_shop: Open, monkeypatch:
 async def test_stop_waits_for_no_rebalance(open_shop: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """A poll returns once the group has rebalanced, which may be never."""
     async with open_shop() as (shop, dedup):
-        member, polls = shop.kafka(), []
-        member.assign([TopicPartition(shop.topic, 0)])
+        member, polls = shop.member(), []
 
         async def rebalancing(*given: Any, **more: Any) -> Any:
             polls.append(given)
@@ -363,8 +364,7 @@ async def test_an_error_that_lasts_ends_the_consumer(
 ) -> None:
     monkeypatch.setattr("fastdedup.integrations.kafka._POLL", 0.01)
     async with open_shop() as (shop, dedup):
-        member = shop.kafka()
-        member.assign([TopicPartition(shop.topic, 0)])
+        member = shop.member()
 
         async def failing(*given: Any, **more: Any) -> Any:
             raise KafkaError("not allowed")
@@ -438,8 +438,7 @@ async def test_a_missing_topic_for_dead_letters_is_named(
 
     async with open_shop() as (shop, dedup):
         monkeypatch.setattr(shop.producer, "partitions_for", unknown)
-        member = shop.kafka()
-        member.assign([TopicPartition(shop.topic, 0)])
+        member = shop.member()
         options = {"key": offset, "dead_letter": "no-such", "producer": shop.producer}
         async with Consumer(member, dedup, **options) as consumer, member:
             with pytest.raises(ConfigError, match="no topic 'no-such' for dead letters"):

@@ -17,18 +17,13 @@ from nats.js.errors import NotFoundError
 from fastdedup import ConfigError, Dedup
 from fastdedup.events import ConsumerPaused, ConsumerResumed, Event
 from fastdedup.integrations.nats import MESSAGE_ID, Consumer, body, header, message_id, sequence
-from fastdedup.messages.headers import ATTEMPTS, ERROR, KEY, LEFT_OUT, REASON
+from fastdedup.messages.headers import ATTEMPTS, ERROR, KEY, LEFT_OUT
 
 from ..brokers import NatsServer
 from ..waiting import cancel, time_passes, wait_until
 from .consumers import Handler, Open, Work, at_work, fault, long_fault, opened, opener
-from .test_rules import Shop as Database
 
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fastdedup.integrations.nats._FETCH", 0.05)
-    monkeypatch.setattr("fastdedup.messages.pulling._AWAY_PAUSE", 0.02)
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 class Shop:
@@ -68,6 +63,13 @@ class Shop:
         async with self.consumer(dedup, handler, subscription, **options) as consumer:
             await wait_until(lambda: consumer.counts.dead_lettered, description="a dead letter")
         return await self.dead_letters()
+
+    async def spend_deliveries(self) -> None:
+        """Take the one message twice, and give it back."""
+        subscription = await self.subscription()
+        for _ in range(2):
+            (message,) = await subscription.fetch(1)
+            await message.nak()
 
     async def unsettled(self, durable: str = "billing") -> int:
         info = await self.js.consumer_info(self.subject, durable)
@@ -286,22 +288,6 @@ async def is_published(shop: Shop, order: str) -> bool:
 
 async def ignored(error: Exception) -> None:
     """Say nothing of a lost connection."""
-
-
-async def test_with_an_inbox_alone_deliveries_count_as_attempts(nats: NatsServer, tmp_path: Any) -> None:
-    database, work = Database(tmp_path / "shop.db"), Work()
-    async with shop_of(nats) as shop:
-        subscription = await shop.subscription()
-        await shop.publish("a")
-        for _ in range(2):
-            (message,) = await subscription.fetch(1)
-            await message.nak()
-        options = {"inbox": database.inbox, "attempts": 2, "dead_letter": shop.dead}
-        async with shop.consumer(None, work, subscription, **options):
-            await wait_until(shop.dead_letters, description="a dead letter")
-            assert (await shop.dead_letters())[0].headers[REASON] == "exhausted"
-            await shop.publish("b")
-            await wait_until(lambda: work.done == ["b"], description="the next is done")
 
 
 async def test_a_consumer_that_is_deleted_ends_ours(open_shop: Open) -> None:

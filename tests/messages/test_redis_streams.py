@@ -16,14 +16,12 @@ from redis.retry import Retry
 
 from fastdedup import ConfigError, Dedup, UsageError
 from fastdedup.integrations.redis_streams import Consumer, DeadLetterError, StreamEntry, entry_id, field
-from fastdedup.messages.headers import REASON
 from fastdedup.sql import Inbox
 from fastdedup.stores.redis.errors import is_outage
 
 from ..servers import RedisServer
 from ..waiting import time_passes, wait_until
 from .consumers import Handler, Open, Work, a_handler, at_work, fault, opened, opener
-from .test_rules import Shop as Database
 
 _numbers = itertools.count(1)
 
@@ -46,6 +44,13 @@ class Shop:
 
     def pending(self) -> int:
         return int(self.raw.xpending(self.stream, "billing")["pending"])
+
+    async def spend_deliveries(self) -> None:
+        """Let two members die with the one entry."""
+        for member in ("died", "died-too"):
+            self.raw.xreadgroup("billing", member, {self.stream: ">"})
+            (pending,) = self.raw.xpending_range(self.stream, "billing", "-", "+", 1)
+            self.raw.xclaim(self.stream, "billing", member, 0, [pending["message_id"]])
 
     def dead_letters(self) -> list[Any]:
         return [fields for _, fields in self.raw.xrange(self.dead)]
@@ -77,10 +82,7 @@ def open_shop(streams: RedisServer, redis_url: str) -> Open:
     return opener(shop_of, streams, redis_url)
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fastdedup.integrations.redis_streams._BLOCK", 0.02)
-    monkeypatch.setattr("fastdedup.messages.pulling._AWAY_PAUSE", 0.02)
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 async def test_no_more_entries_are_taken_than_the_limit(open_shop: Open) -> None:
@@ -237,29 +239,6 @@ def test_a_cluster_that_no_node_answers_for_is_an_outage() -> None:
     unreached.__cause__ = redis.ConnectionError("refused")
     covered = redis.exceptions.SlotNotCoveredError("z")
     assert [is_outage(each) for each in (unreached, covered, mistake)] == [True, True, False]
-
-
-async def test_with_an_inbox_alone_deliveries_count_as_attempts(streams: RedisServer, tmp_path: Any) -> None:
-    database = Database(tmp_path / "shop.db")
-    async with shop_of(streams) as shop:
-        shop.add("a")
-        for member in ("died", "died-too"):
-            shop.raw.xreadgroup("billing", member, {shop.stream: ">"})
-            pending = shop.raw.xpending_range(shop.stream, "billing", "-", "+", 1)
-            shop.raw.xclaim(shop.stream, "billing", member, 0, [pending[0]["message_id"]])
-        options = {"inbox": database.inbox, "dead_letter": shop.dead}
-        work = Work()
-        async with shop.consumer(None, work, attempts=2, idle=0.001, **options):
-            await wait_until(shop.dead_letters, description="a dead letter")
-            await wait_until(lambda: shop.pending() == 0, description="it is acknowledged")
-        assert shop.dead_letters()[0][REASON.encode()] == b"exhausted"
-        assert work.begun == []
-        shop.add("b")
-        async with shop.consumer(None, work, **options):
-            await wait_until(
-                lambda: work.done == ["b"],
-                description=lambda: f"the next is done: {work.begun=}, {work.done=}, {shop.dead_letters()}",
-            )
 
 
 async def test_members_of_long_ago_are_removed(open_shop: Open, monkeypatch: pytest.MonkeyPatch) -> None:

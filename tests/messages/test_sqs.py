@@ -37,9 +37,7 @@ from .test_rules import Shop as Database
 ACCESS = {"region_name": "us-east-1", "aws_access_key_id": "none", "aws_secret_access_key": "none"}
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(of_sqs, "_POLL", 0)
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 def client_of(url: str) -> Any:
@@ -242,10 +240,9 @@ async def test_a_queue_without_a_place_for_dead_letters_is_refused(sqs: SqsServe
 
 
 async def test_an_outage_of_sqs_pauses_the_consumer(
-    sqs: SqsServer, dedup: Dedup, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    sqs: SqsServer, dedup: Dedup, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A handler goes on meanwhile. Its delete fails, so its message is a duplicate later."""
-    monkeypatch.setattr("fastdedup.messages.pulling._AWAY_PAUSE", 0.02)
     shop, end, way = Shop(sqs, seen="2"), asyncio.Event(), await Gate(None, sqs.port).start()
     work = Work(lambda order: end.wait() if order == "a" else None)
     shop.send("a")
