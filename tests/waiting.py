@@ -33,9 +33,21 @@ async def wait_until(
     raise AssertionError(f"waited {deadline:g} s in vain: {said}")
 
 
-async def time_passes(seconds: float) -> None:
-    """Return when seconds are over, for what must not happen until then. tests/test_house.py counts it as a sleep."""
-    await asyncio.sleep(seconds)
+async def is_renewed(left: Callable[[], Any], *, times: int = 7) -> None:
+    """Return once a time that is left was renewed so many times: each third of it, so seven outlast two leases."""
+    seen: list[float] = []
+
+    async def is_over() -> bool:
+        value = left()
+        return renewals(seen, await value if inspect.isawaitable(value) else value) >= times
+
+    await wait_until(is_over, description=f"it is renewed {times} times")
+
+
+def renewals(seen: list[float], left: float) -> int:
+    """Note the store's figure of a time that is left, which falls by itself; return how often it has risen."""
+    seen.append(left)
+    return sum(later > earlier for earlier, later in itertools.pairwise(seen))
 
 
 async def acquired(

@@ -20,7 +20,7 @@ from fastdedup.integrations.prometheus import watch
 from fastdedup.model import BreakerState
 
 from ..servers import RedisServer
-from ..waiting import cancel, time_passes, wait_until
+from ..waiting import cancel, is_renewed, wait_until
 from .conftest import MakeShop
 from .desk import Desk, at, client, key, problem
 from .live import Call
@@ -177,7 +177,7 @@ async def test_a_handler_that_ends_after_its_lease_was_taken_over_does_not_answe
 async def test_the_lease_is_kept_while_the_handler_works(make_shop: MakeShop) -> None:
     async with make_shop(lease=0.2) as shop:
         go_on, first = await shop.held()
-        await time_passes(0.6)  # three leases are over
+        await is_renewed(lambda: shop.dedup.scoped("http").get(shop.claim().key).lease)
         assert not shop.claim().lost
         go_on.set()
         assert ((await first).status_code, marks(await first)) == (201, set())
@@ -265,7 +265,7 @@ async def test_a_handler_that_answers_just_after_it_was_told_to_stop_is_left_alo
 
 @pytest.mark.usefixtures("short_hold")
 async def test_a_background_task_is_not_stopped_by_a_lease_that_ends_after_the_response(
-    own_redis: RedisServer,
+    own_redis: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The response was sent unstored; what runs after it has nothing to do with the claim any more."""
     ended = asyncio.Event()
@@ -274,7 +274,8 @@ async def test_a_background_task_is_not_stopped_by_a_lease_that_ends_after_the_r
         own_redis.freeze()
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"done"})
-        await time_passes(2.1)  # the lease has ended
+        told = "a response was not recorded"
+        await wait_until(lambda: told in caplog.text, description="it is told once the lease has ended")
         ended.set()
 
     async with Dedup(own_redis.url, timeout=1.0, lease=2.0) as dedup:

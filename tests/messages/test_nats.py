@@ -20,7 +20,7 @@ from fastdedup.integrations.nats import MESSAGE_ID, Consumer, body, header, mess
 from fastdedup.messages.headers import ATTEMPTS, ERROR, KEY, LEFT_OUT
 
 from ..brokers import NatsServer
-from ..waiting import cancel, time_passes, wait_until
+from ..waiting import cancel, wait_until
 from .consumers import Handler, Open, Work, at_work, fault, long_fault, opened, opener
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -208,10 +208,12 @@ async def test_a_slow_handler_keeps_its_message(open_shop: Open) -> None:
     async with open_shop() as (shop, dedup):
         end, work = asyncio.Event(), Work(lambda order: end.wait())
         await shop.publish("a")
+        signs = await shop.connection.subscribe(f"$JS.ACK.{shop.subject}.>")
         subscription = await shop.subscription(ack_wait=0.3)
         async with shop.consumer(dedup, work, subscription, grace=1.0) as consumer:
             await wait_until(lambda: work.begun, description="it is begun")
-            await time_passes(0.8)  # more than twice ack_wait
+            for _ in range(7):  # one each third of ack_wait
+                assert (await signs.next_msg(timeout=20.0)).data == b"+WPI"
             assert consumer.counts.delivered == 1
             end.set()
             await wait_until(lambda: consumer.counts.first == 1, description="it is done")

@@ -20,7 +20,7 @@ from fastdedup.sql import Inbox
 from fastdedup.stores.redis.errors import is_outage
 
 from ..servers import RedisServer
-from ..waiting import time_passes, wait_until
+from ..waiting import is_renewed, wait_until
 from .consumers import Handler, Open, Work, a_handler, at_work, fault, opened, opener
 
 _numbers = itertools.count(1)
@@ -51,6 +51,11 @@ class Shop:
             self.raw.xreadgroup("billing", member, {self.stream: ">"})
             (pending,) = self.raw.xpending_range(self.stream, "billing", "-", "+", 1)
             self.raw.xclaim(self.stream, "billing", member, 0, [pending["message_id"]])
+
+    def idle_ms(self) -> int:
+        """Return how long the only entry at work is idle."""
+        (entry,) = self.raw.xpending_range(self.stream, "billing", "-", "+", 2)
+        return int(entry["time_since_delivered"])
 
     def dead_letters(self) -> list[Any]:
         return [fields for _, fields in self.raw.xrange(self.dead)]
@@ -150,7 +155,7 @@ async def test_entries_at_work_are_not_taken_over(open_shop: Open) -> None:
         async with shop.consumer(dedup, slow, idle=0.3, limit=1, grace=1.0):
             await wait_until(lambda: slow.begun, description="it is begun")
             async with shop.consumer(dedup, other, idle=0.3) as second:
-                await time_passes(0.8)  # more than twice the idle time
+                await is_renewed(lambda: -shop.idle_ms())
                 assert second.counts.delivered == 0
                 end.set()
                 await wait_until(lambda: slow.done == ["slow"], description="it is done")

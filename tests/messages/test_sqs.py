@@ -29,7 +29,7 @@ from ..brokers import SqsServer
 from ..chaos.proxy import Gate, Mode
 from ..fixtures import async_fixture
 from ..programs import started
-from ..waiting import time_passes, wait_until
+from ..waiting import wait_until
 from .consumers import Handler, Work, at_work, fault, opened
 from .test_pages import names_of, stopped
 from .test_rules import Shop as Database
@@ -113,6 +113,19 @@ def see_messages(client: Any, see: Callable[[Any], object]) -> None:
     client.receive_message = receive
 
 
+def extensions(client: Any) -> list[str]:
+    """Return a list that gets the id of each message whose visibility SQS has extended."""
+    whole, extended = client.change_message_visibility_batch, list[str]()
+
+    def extend(**given: Any) -> Any:
+        found = whole(**given)
+        extended.extend(each["Id"] for each in found["Successful"])
+        return found
+
+    client.change_message_visibility_batch = extend
+    return extended
+
+
 def text(value: str) -> dict[str, str]:
     return {"DataType": "String", "StringValue": value}
 
@@ -135,12 +148,12 @@ async def test_a_dead_letter_has_no_more_attributes_than_sqs_takes(sqs: SqsServe
 async def test_a_slow_handler_keeps_its_message(sqs: SqsServer, dedup: Dedup) -> None:
     """Also if someone sets a shorter timeout of the queue meanwhile: the consumer goes on with its own."""
     shop, end = Shop(sqs, seen="1"), asyncio.Event()
-    work = Work(lambda order: end.wait())
+    work, extended = Work(lambda order: end.wait()), extensions(shop.client)
     async with shop.consumer(dedup, work) as consumer:
         shop.client.set_queue_attributes(QueueUrl=shop.url, Attributes={"VisibilityTimeout": "0"})
         shop.send("a")
         await wait_until(lambda: work.begun, description="it is begun")
-        await time_passes(2.4)  # more than twice the timeout
+        await wait_until(lambda: len(extended) > 6, description="more than two timeouts are over")
         assert consumer.counts.delivered == 1
         end.set()
     assert (consumer.counts.first, shop.left()) == (1, 0)
@@ -306,14 +319,14 @@ async def test_messages_that_wait_for_a_slow_one_are_not_delivered_again(
     sqs: SqsServer, dedup: Dedup
 ) -> None:
     shop, end = Shop(sqs, fifo=True, seen="1"), asyncio.Event()
-    work = Work(lambda order: end.wait())
+    work, extended = Work(lambda order: end.wait()), extensions(shop.client)
     received: list[str] = []
     see_messages(shop.client, lambda message: received.append(message["Body"]))
     for each in "0123456789":
         shop.send(each, MessageGroupId="customer", MessageDeduplicationId=each)
     async with shop.consumer(dedup, work) as consumer:
         await wait_until(lambda: work.begun, description="the first is at work")
-        await time_passes(2.5)  # more than twice the timeout
+        await wait_until(lambda: len(extended) > 60, description="more than two timeouts are over for all")
         end.set()
         await wait_until(lambda: consumer.counts.first == 10, description="all are done")
     assert work.begun == received == list("0123456789")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -13,27 +12,32 @@ from fastdedup.sync import Dedup
 
 from ..fixtures import fixture_of
 from ..killable import until
+from ..waiting import renewals
 
 dedup = fixture_of(Dedup, "memory://", lease=0.3, holder="sync")
+
+
+def lease(dedup: Dedup, key: str) -> float:
+    """Return the seconds that are left of the lease of a key."""
+    record = dedup.get(key)
+    assert record is not None
+    assert record.lease is not None
+    return record.lease
 
 
 def abandoned(dedup: Dedup, key: str) -> None:
     """Leave a claim behind, and return when its lease has ended."""
     dedup.claim(key)
-
-    def is_over() -> bool:
-        record = dedup.get(key)
-        return record is not None and record.lease is not None and record.lease < -0.002
-
-    until(is_over, "its lease has ended")
+    until(lambda: lease(dedup, key) < -0.002, "its lease has ended")
 
 
 def test_the_check_runs_in_the_callers_thread(dedup: Dedup) -> None:
     heard: list[Any] = []
+    seen: list[float] = []
 
     def check(takeover: Takeover) -> Resolution:
         heard.append((takeover.attempt, str(takeover.last_holder)[:5], threading.current_thread()))
-        time.sleep(0.7)  # longer than the lease, which is renewed
+        until(lambda: renewals(seen, lease(dedup, "k")) >= 7, "it is renewed: more than two leases are over")
         return Resolution.done({"n": 7})
 
     abandoned(dedup, "k")
