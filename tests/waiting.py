@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import itertools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import nullcontext, suppress
 from typing import Any, TypeVar
 
@@ -77,13 +77,20 @@ async def breaker_opens(dedup: Dedup, key: str = "") -> None:
     await wait_until(is_open, description="the breaker opens")
 
 
+async def lease_of(dedup: Dedup, key: str) -> float:
+    """Return the seconds that are left of the lease of a key."""
+    record = await dedup.get(key)
+    assert record is not None
+    assert record.lease is not None
+    return record.lease
+
+
 async def abandoned(dedup: Dedup, key: str, *, lease: float = 0.02, **options: Any) -> Claim:
     """Return the claim of an owner that died: its lease has ended."""
     claim = await dedup.claim(key, lease=lease, **options)
 
     async def over() -> bool:
-        record = await dedup.get(key)
-        return record is not None and record.lease is not None and record.lease < -0.002
+        return await lease_of(dedup, key) < -0.002
 
     await wait_until(over, description="the lease ends")
     return claim
@@ -108,6 +115,12 @@ async def in_its_body(dedup: Dedup, key: str) -> asyncio.Task[None]:
     task = asyncio.create_task(work())
     await inside.wait()
     return task
+
+
+def run(work: Callable[[], Coroutine[Any, Any, Any]], loop: Any = None) -> Any:
+    """Run an event loop from its beginning to its end, as a plugin runs one async test."""
+    with asyncio.Runner(loop_factory=loop) as runner:
+        return runner.run(work())
 
 
 async def is_answered(call: Awaitable[Any]) -> bool:

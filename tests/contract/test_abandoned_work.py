@@ -12,7 +12,7 @@ from fastdedup import ClaimLostError, ConfigError, Dedup, FailedError, Outcome, 
 from fastdedup.sync import Dedup as SyncDedup
 
 from ..stores import Backend, on_both_faces, on_stores
-from ..waiting import abandoned, is_renewed
+from ..waiting import abandoned, is_renewed, lease_of
 
 LEASE = 0.02
 
@@ -148,15 +148,9 @@ async def test_the_lease_is_renewed_while_the_check_runs(backend: Backend) -> No
         await abandoned(dedup, "k")
         asked = asyncio.Event()
 
-        async def lease() -> float:
-            record = await dedup.get("k")
-            assert record is not None
-            assert record.lease is not None
-            return record.lease
-
         async def slow(takeover: Takeover) -> Resolution:
             asked.set()
-            await is_renewed(lease)
+            await is_renewed(lambda: lease_of(dedup, "k"))
             return Resolution.done("late")
 
         claiming = asyncio.create_task(dedup.claim("k", resolve=slow))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import warnings
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import httpx
@@ -23,6 +23,7 @@ from fastdedup.integrations.http.lifespan import ASGIApp
 from fastdedup.sync import Dedup as SyncDedup
 
 from ..stores import TIMEOUT
+from ..waiting import run
 from . import django_project as django_project  # sets Django up
 from .conftest import MakeGate
 from .desk import Desk
@@ -77,12 +78,6 @@ def served(request: pytest.FixtureRequest, make_gate: MakeGate, desk: Desk) -> t
     """An application, and the gate at its module's level."""
     dedup = make_gate(known_duplicates=0.0)
     return request.param(dedup, desk), dedup
-
-
-def run(work: Callable[[], Coroutine[Any, Any, Any]], loop: Any = None) -> Any:
-    """One async test, as a plugin runs it."""
-    with asyncio.Runner(loop_factory=loop) as runner:
-        return runner.run(work())
 
 
 def test_a_client_without_lifespan_sees_its_duplicates(served: tuple[ASGIApp, Dedup], desk: Desk) -> None:

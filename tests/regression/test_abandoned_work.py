@@ -41,7 +41,7 @@ from fastdedup.testing import FakeStore
 from ..brokers import RabbitServer
 from ..contract.test_abandoned_work import answering
 from ..virtual import Link, virtual
-from ..waiting import wait_until
+from ..waiting import lease_of, wait_until
 
 # The check of abandoned work: asked whenever it may be needed, and never answered under a lost lease.
 
@@ -302,22 +302,13 @@ async def test_the_work_has_a_whole_lease(redis_url: str) -> None:
         seen: list[float] = []
 
         async def check(takeover: Takeover) -> Resolution:
-            async def lease() -> float:
-                record = await dedup.get("order:42")
-                assert record is not None
-                assert record.lease is not None
-                return record.lease
-
-            while (left := await lease()) > 4.9:
+            while (left := await lease_of(dedup, "order:42")) > 4.9:
                 pass
             seen.append(left)
             return Resolution.not_done()
 
         claim = await dedup.claim("order:42", resolve=check)
-        record = await dedup.get("order:42")
-        assert record is not None
-        assert record.lease is not None
-        assert record.lease > seen[0], "although time has passed since"
+        assert await lease_of(dedup, "order:42") > seen[0], "although time has passed since"
         await claim.complete()
 
 

@@ -7,7 +7,6 @@ import gc
 import os
 import threading
 import warnings
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -21,15 +20,9 @@ from ..programs import forked
 from ..servers import RedisServer
 from ..stores import TIMEOUT
 from ..unit.test_fallback import FlakyStore
-from ..waiting import cancel, wait_until
+from ..waiting import cancel, run, wait_until
 
 LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
-
-
-def run(work: Callable[[], Coroutine[Any, Any, Any]], loop: Any = None) -> Any:
-    """An event loop from its beginning to its end."""
-    with asyncio.Runner(loop_factory=loop) as runner:
-        return runner.run(work())
 
 
 def gate(url: str, **settings: Any) -> Dedup:
