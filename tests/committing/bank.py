@@ -153,12 +153,6 @@ class Bank:
         return [event for event in self.events if isinstance(event, GateBypassed)]
 
 
-async def state(bank: Bank, key: str) -> State | None:
-    """Return what the gate knows of a request."""
-    record = await get_request(bank.gate, "POST", "/payments", key=key, principal="ann")
-    return None if record is None else record.state
-
-
 def answering(response: Any) -> Act:
     """Return what a handler does to answer in another way, or to raise an error."""
 

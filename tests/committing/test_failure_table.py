@@ -27,7 +27,7 @@ from ..gated_inbox.shop import WAYS, Place, broken, flush
 from ..gated_inbox.times import LEASE
 from ..integrations.desk import problem
 from ..servers import RedisServer
-from .bank import Bank, answering, open_bank, open_postgres, pay_until_done, state
+from .bank import Bank, answering, open_bank, open_postgres, pay_until_done
 
 Waiter = Callable[..., Awaitable[Any]]
 BRIEF = {"timeout": 0.1}

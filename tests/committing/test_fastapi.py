@@ -26,7 +26,7 @@ from fastdedup.web.inspection import forget_request, get_request
 
 from ..gated_inbox.times import WEEK
 from ..integrations.desk import client, enveloping, problem
-from .bank import PAID, Bank, answer_errors, answering, state
+from .bank import PAID, Bank, answer_errors, answering
 from .conftest import Open
 from .test_starlette import starlette_of
 
