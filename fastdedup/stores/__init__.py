@@ -76,6 +76,10 @@ def _make(url: Any, timeout: float, replicas: int, credentials: Any) -> Store:
     make = _SCHEMES.get(scheme.lower()) if slashes else None
     if make is None:
         raise ConfigError(f"{_wrong_scheme(url)}; use one of " + ", ".join(f"{one}://" for one in _SCHEMES))
+    if "redis" in scheme.lower() and url.encode(errors="ignore").decode() != url:
+        raise ConfigError(
+            "the store's URL has bytes that are no UTF-8: percent-encode its special characters"
+        )
     check_count(replicas, "replicas", least=0)
     if credentials is not None:
         check_credentials(credentials)

@@ -305,6 +305,8 @@ def check_path(parts: SplitResult, options: dict[str, Any]) -> None:
         return
     if not options.get("host"):
         raise UnusableError("it names no host: write redis://host:6379/0")
+    if not is_host(options["host"]):
+        raise UnusableError("its host is no name of a host: a part of it is empty or too long")
     # redis-py would take 6379 for a 0, and the system another port for a number that is too large.
     port = options.get("port", 6379) if parts.port is None else parts.port
     if not is_database(str(port)) or not 0 < int(port) < 65_536:
@@ -314,6 +316,14 @@ def check_path(parts: SplitResult, options: dict[str, Any]) -> None:
         raise UnusableError("the database in the path must be a number: redis://host:6379/0")
     if number and options.get("db") != int(number):
         raise UnusableError("the path names one database, and db= another one: leave one of them out")
+
+
+def is_host(text: str) -> bool:
+    """False for a name that no connection can look up, such as `.redis.svc`, from a variable that is not set."""
+    try:
+        return b"\0" not in text.encode("idna")
+    except UnicodeError:
+        return False
 
 
 def check_files(options: dict[str, Any]) -> None:
@@ -388,7 +398,7 @@ class GroupURL:
 
     def _address(self, part: str, port: int) -> Address:
         found = _HOST.fullmatch(part)
-        if found is None:
+        if found is None or not is_host(found["host"]):
             raise self.refused("its hosts cannot be read" if part else "it names no host, or an empty host")
         number = int(found["port"] or port)
         if not 0 < number < 65_536:
