@@ -38,6 +38,8 @@ def completed_json(result: Any) -> bytes:
         pass
     payload = _json(result)
     if payload.endswith(WIDE):
+        if has_nan(result, lambda _: {}):  # a dataclass has a reader, which brings NaN back
+            raise ValueError("NaN and infinity are not JSON")
         # It also raises ValueError if Python's reader refuses so long an integer.
         _CHECK.decode(payload.decode())
     return payload if _comes_back(result) else payload + ONE_WAY
