@@ -72,6 +72,7 @@ def once(
                 except fail_on as error:
                     await first.fail(error)
                     raise
+                first.settlement.note_done()
                 kept = results.kept(result)
                 if type(kept) is LostResult:
                     await kept.record(first.settlement)

@@ -13,9 +13,7 @@ from ..checks import Seconds, milliseconds
 from ..compiled import mypyc_attr
 from ..errors import (
     ClaimLostError,
-    DedupError,
     ResultError,
-    ResultTooLargeError,
     ShortfallError,
     UnavailableError,
     UsageError,
@@ -360,7 +358,7 @@ class HeldClaim:
                 payload = codec.encode(settings.codec, value, settings.max_result, json_of)
             else:
                 payload = codec.encode_error(settings.codec, value, settings.max_result)
-        except (ResultError, ResultTooLargeError) as error:
+        except BaseException as error:
             self._note_unstorable(error, keep_ms, succeeded=succeeded)
             raise
         op, fence = self.op, self.verdict.fence
@@ -368,7 +366,11 @@ class HeldClaim:
             return op.completion(fence, keep_ms, payload)
         return SettleOp(op.wire, op.owner, fence, succeeded=False, keep_ms=keep_ms, payload=payload)
 
-    def _note_unstorable(self, error: DedupError, keep_ms: int, *, succeeded: bool) -> None:
+    def note_done(self) -> None:
+        """Note that the work is done: if an error comes before its outcome is given, the key is not freed."""
+        self.settling, self._unstorable, self._unstorable_ms = True, ResultError.__name__, self.op.success_ms
+
+    def _note_unstorable(self, error: BaseException, keep_ms: int, *, succeeded: bool) -> None:
         self._unstorable = type(error).__name__  # not the error: its traceback refers to this claim
         in_ledger = succeeded and self.op.terms.remembered
         self._unstorable_ms = max(keep_ms, self.op.success_ms) if in_ledger else keep_ms

@@ -105,6 +105,7 @@ class GatedWay:
                 decision = rules.of_error(key, attempt, error)
             else:
                 delivery.done = done = rules.of_success(key, attempt, result)
+                claim.settlement.note_done()
                 kept = rules.kept(result)
                 if isinstance(kept, LostResult):
                     not_kept(rules, kept.why)

@@ -86,6 +86,7 @@ def once(
                     first.fail(error)
                     raise
                 check_done(function, result)
+                first.asynchronous.settlement.note_done()
                 kept = results.kept(result)
                 if type(kept) is LostResult:
                     first.say(functools.partial(_record, lost=kept))

@@ -11,6 +11,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from pydantic import BaseModel, model_validator
 
 from fastdedup import (
     Claim,
@@ -272,8 +273,14 @@ async def test_a_swallowed_error_records_no_other_result(dedup: Dedup) -> None:
     assert (await dedup.claim("order:42")).error["message"] == UNSTORABLE
 
 
-@pytest.mark.parametrize("error", [UnavailableError("x"), ConfigError("x"), ClaimLostError("x")], ids=repr)
-async def test_no_error_of_a_codec_lets_the_work_run_again(store: FakeStore, error: DedupError) -> None:
+class Panic(BaseException):
+    """A library in Rust raises such an error for a mistake of its own."""
+
+
+@pytest.mark.parametrize(
+    "error", [UnavailableError("x"), ConfigError("x"), ClaimLostError("x"), Panic("x")], ids=repr
+)
+async def test_no_error_of_a_codec_lets_the_work_run_again(store: FakeStore, error: BaseException) -> None:
     """One of this library came through as if the result were storable: the work ran again after the lease."""
 
     def refuse(result: Any) -> bytes:
@@ -287,11 +294,33 @@ async def test_no_error_of_a_codec_lets_the_work_run_again(store: FakeStore, err
             charges.append(order)
             return "paid"
 
-        with pytest.raises(ResultError, match="cannot store a result"):
+        with pytest.raises((ResultError, Panic), match=r"cannot store a result|^x$"):
             await charge("42")
         store.clock.advance(31.0)
         with pytest.raises(FailedError, match=UNSTORABLE):
             await charge("42")
+    assert charges == ["42"]
+
+
+class Strange(BaseModel):
+    @model_validator(mode="after")
+    def panic(self) -> Strange:
+        raise Panic
+
+
+@each_face
+async def test_a_panic_of_a_validator_frees_no_key(store: FakeStore, face: str) -> None:
+    charges = []
+
+    def charge(order: str) -> Strange:
+        charges.append(order)
+        return Strange.model_construct()
+
+    async with gate_of(face, store, **SETTINGS) as dedup:
+        call = once_of(face, dedup.once(key=lambda order: order), charge)
+        for error in (Panic, FailedError):
+            with pytest.raises(error):
+                await call("42")
     assert charges == ["42"]
 
 
