@@ -324,11 +324,22 @@ def answer_of(op: Op, code: int) -> Reply:
 
 
 def read_pairs(ops: Sequence[Op], reply: list[Any], floor_us: int = 0) -> Sequence[Reply]:
-    """Read a reply of the form {now, i, code, ...}: OK for each operation that it does not name, else its code."""
+    """Read a reply of the form {now, i, code, ...}: OK for each operation that it does not name, else its code.
+
+    Behind 0 in place of i stands how many entries the buckets have in which completions have remembered ids.
+    """
     answers: list[Reply] = [Code.OK] * len(ops)
+    if len(reply) == 1:
+        return answers
+    places = ops_of_keys(ops)
     for at in range(1, len(reply), 2):
-        place = reply[at] - 1
-        answers[place] = answer_of(ops[place], reply[at + 1])
+        key, code = reply[at], reply[at + 1]
+        if key:
+            place = places[key - 1]
+            answers[place] = answer_of(ops[place], code)
+        elif code:
+            noted: list[Any] = [op.remembering for op in ops if op.remembering is not None]
+            noted[0].terms.saw_fill(code, len(noted))
     return answers
 
 

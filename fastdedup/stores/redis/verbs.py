@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from itertools import groupby
-from typing import Any, Final, assert_never, cast
+from typing import Any, Final, assert_never
 
 from ...kernel.codes import Code
 from ...kernel.operations import AdoptOp, Op, Reply, SettleOp, TransitionOp
 from ...kernel.records import Stored, is_state, read_record
 from ...kernel.replies import Adopted, StoredForm, TransitionReply, Weight
 from ...kernel.verbs import Effect, Verb
-from ...ledger.operations import FirstOp, LedgerPlace
+from ...ledger.operations import FirstOp
 from .arguments import ARGUMENTS
 from .ledger_arguments import ALSO
 from .scripts import (
@@ -25,7 +25,6 @@ from .scripts import (
     both_keys,
     call_claims,
     ceil_ms,
-    ops_of_keys,
     read_claims,
     read_pairs,
 )
@@ -81,7 +80,7 @@ def _adoption(op: AdoptOp, code: int, former: bytes, now_ms: int) -> Reply:
     return Adopted(Code(code), stored.owner, stored.fence, settled=stored.state in "SF")
 
 
-# The replies of the ledgers' scripts, and of settlings, which a ledger may take part in
+# The replies of the ledgers' scripts
 
 _OK: Final = Code.OK
 _ALREADY_CODE: Final = Code.ALREADY.value
@@ -114,23 +113,6 @@ def read_weights(ops: Sequence[Op], reply: list[Any], floor_us: int = 0) -> Sequ
         Weight(entries, living, size) if code == 0 else answer_of(op, code)
         for op, code, entries, living, size in found
     ]
-
-
-def read_settlings(ops: Sequence[SettleOp], reply: list[Any], floor_us: int = 0) -> Sequence[Reply]:
-    """Return OK for each operation that the reply does not name, else its code."""
-    answers: list[Reply] = [_OK] * len(ops)
-    if len(reply) == 1:
-        return answers
-    places = ops_of_keys(ops)
-    for at in range(1, len(reply), 2):
-        key, code = reply[at], reply[at + 1]
-        if key:
-            place = places[key - 1]
-            answers[place] = answer_of(ops[place], code)
-        elif code:
-            noted = [op.also for op in ops if op.also is not None]
-            cast(LedgerPlace, noted[0]).terms.saw_fill(code, len(noted))
-    return answers
 
 
 def triples(reply: list[Any]) -> Iterable[tuple[Any, Any, Any]]:
@@ -182,7 +164,7 @@ def face_of(verb: Verb) -> Face:
     if verb is Verb.CLAIM:
         return Face(call_claims, read_claims)
     if verb is Verb.SETTLE:
-        return Face(call_settle, read_settlings)
+        return Face(call_settle, read_pairs)
     pack = ARGUMENTS[verb].pack
     return Face(lambda ops: ([op.wire for op in ops], pack(ops)), reader_of(verb))
 
