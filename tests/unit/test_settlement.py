@@ -105,41 +105,29 @@ async def test_an_abandoned_claim_is_not_settled_on_leaving(dedup: Dedup) -> Non
     assert not (await dedup.claim("key")).acquired
 
 
-async def test_a_cancellation_by_a_lost_lease_is_taken_back_though_the_claim_was_abandoned(
-    dedup: Dedup,
-) -> None:
-    """A client library may have swallowed it. Left behind, it would end the next work of this task."""
-    task = asyncio.current_task()
-    assert task is not None
+@pytest.mark.parametrize("caught_before", [0, 1])
+async def test_a_cancellation_by_a_lost_lease_is_taken_back(dedup: Dedup, caught_before: int) -> None:
+    """A client library may have swallowed it, before the claim was abandoned: it would end the task's next work.
+
+    One that was caught before the block counted as one from outside, which goes first: no error ended the block.
+    """
 
     async def work() -> None:
+        if caught_before:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
         async with dedup.claim("key") as claim:
             claim.settlement.lose(outage=False)
             with pytest.raises(asyncio.CancelledError):
                 await asyncio.Event().wait()
-            claim.settlement.abandon()
+            if not caught_before:
+                claim.settlement.abandon()
 
+    task = asyncio.create_task(work())
     with pytest.raises(ClaimLostError):
-        await work()
-    assert task.cancelling() == 0
-
-
-async def test_a_cancellation_that_was_caught_before_the_block_hides_no_lost_lease(dedup: Dedup) -> None:
-    """It counted as one from outside, which goes first, so the block ended without an error."""
-
-    async def work() -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await asyncio.Event().wait()
-        async with dedup.claim("key") as claim:
-            claim.settlement.lose(outage=False)
-            with suppress(asyncio.CancelledError):
-                await asyncio.Event().wait()
-
-    with pytest.raises(ClaimLostError):
-        await asyncio.create_task(work())
+        await task
+    assert task.cancelling() == caught_before
 
 
 class FaultyPolicy(LocalLRU):
