@@ -9,10 +9,12 @@ from typing import Any
 
 from ...errors import DedupError
 from ...events import Event
+from ..base import Page, Query
 from .errors import translate
 from .former_clock import MAX_SKEW
 from .listener import Listener
 from .scripts import CallHead
+from .server import RedisServer
 
 
 class ServedStore:
@@ -48,6 +50,22 @@ class ServedStore:
             yield
         except Exception as error:  # noqa: BLE001 -- translated, or raised again
             raise self.fault_of(error) from None
+
+
+class OneServer(ServedStore):
+    """A store of one Redis server, or a Cluster's node: the server answers an operator."""
+
+    server: RedisServer
+
+    async def eviction_policy(self) -> str | None:
+        """Return the server's maxmemory-policy: see `AdminStore`."""
+        with self.translated():
+            return await self.server.eviction_policy()
+
+    async def page(self, query: Query, cursor: str, count: int) -> Page:
+        """List some of the records that the server holds: see `AdminStore`."""
+        with self.translated():
+            return await self.server.page(query, cursor, count)
 
 
 class WholeStore(ServedStore):

@@ -10,7 +10,7 @@ from ...events import ClockSkew, PrimaryRestarted, PrimarySwitched
 from ...kernel.operations import Op, Reply, mark_resent
 from ...kernel.replies import RefusedAlone
 from ...kernel.verbs import Verb
-from ..base import Credentials, Page, Query
+from ..base import Credentials
 from .connection import RedisConnection
 from .former_clock import FormerClock
 from .listener import Listener
@@ -27,7 +27,7 @@ from .reconnect import (
 )
 from .scripts import CallHead
 from .sentinel import SentinelTarget
-from .served import WholeStore
+from .served import OneServer, WholeStore
 from .server import RedisServer, ScriptCall, refuses_keys, starts
 from .url import Address, ServerURL, Target
 
@@ -45,7 +45,7 @@ def target_of(url: str, credentials: Credentials | None = None) -> Target:
     return ServerURL.of(url).with_credentials(credentials)
 
 
-class RedisStore(WholeStore):
+class RedisStore(OneServer, WholeStore):
     """A single Redis (or Valkey) server, or the primary that Sentinel names. Guarantees: see `Store`.
 
     Args:
@@ -145,16 +145,6 @@ class RedisStore(WholeStore):
             answer = await self.server.try_claim(wire)
         if isinstance(answer, Exception):
             raise self.fault_of(answer) from None
-
-    async def eviction_policy(self) -> str | None:
-        """Return the server's maxmemory-policy: see `AdminStore`."""
-        with self.translated():
-            return await self.server.eviction_policy()
-
-    async def page(self, query: Query, cursor: str, count: int) -> Page:
-        """List some of the server's records: see `AdminStore`."""
-        with self.translated():
-            return await self.server.page(query, cursor, count)
 
     def _leave_others(self, primary: Address) -> None:
         """Drop each connection to another server: the next call and the waiters' subscription go to the primary."""

@@ -23,12 +23,12 @@ from ....kernel.operations import ClaimOp, Op, ReadOp, Reply, mark_resent
 from ....kernel.replies import Redirect, RefusedAlone
 from ....kernel.verbs import Verb
 from ....tasks import patience
-from ...base import Done, Page, Query
+from ...base import Done
 from ..connection import RedisConnection
 from ..errors import CLUSTER_IS_DOWN, LoginRefusedError
 from ..reconnect import OnPush, Reconnector, check_version, dial, server_time
 from ..scripts import CallHead
-from ..served import ServedStore
+from ..served import OneServer, ServedStore
 from ..server import RedisServer, ScriptCall, marked_short, refuses_keys, starts
 from ..url import ServerURL
 from ..verbs import load_scripts
@@ -57,7 +57,7 @@ def by_slot(ops: Sequence[Op]) -> list[ScriptCall]:
     return [ScriptCall([ops[place] for place in places], places) for places in slots.values()]
 
 
-class Node(ServedStore):
+class Node(OneServer):
     """The store of some keys of a Cluster; see `ClusterStore`.
 
     Args:
@@ -259,16 +259,6 @@ class Node(ServedStore):
             # ASK: the slot is moving away from this node, so the node answers and takes writes.
             if isinstance(answer, Exception) and not starts(answer, "ASK"):
                 raise self.fault_of(answer)
-
-    async def eviction_policy(self) -> str | None:
-        """Return the node's maxmemory-policy: see `AdminStore`."""
-        with self.translated():
-            return await self.server.eviction_policy()
-
-    async def page(self, query: Query, cursor: str, count: int) -> Page:
-        """List some of the records that this node holds: see `AdminStore`."""
-        with self.translated():
-            return await self.server.page(query, cursor, count)
 
     def _own_key(self, wire: bytes) -> bytes:
         """Return a key that begins like `wire`, in a slot of this node.
