@@ -22,13 +22,7 @@ from ..kernel.records import RECORD_HEAD
 from ..kernel.shards import ShardedEngine
 from ..kernel.store import BatchStore
 from ..model import Batching, BreakerState
-from ..stores.base import (
-    ClockedStore,
-    ConfiguredStore,
-    DegradingStore,
-    ListeningStore,
-    ShardedStore,
-)
+from ..stores.base import ClockedStore, ConfiguredStore, ShardedStore
 from ..stores.source import StoreSource
 from ..tasks import running_loop
 from .afterwards import Afterwards
@@ -88,8 +82,10 @@ class Connection:
         self.store = store = stores.next()
         self._clocked = store if isinstance(store, ClockedStore) else None
         self._sharded = store if isinstance(store, ShardedStore) else None
-        self.behind_a_policy = isinstance(store, DegradingStore)
-        self.policy_listener = store if isinstance(store, ListeningStore) else None
+        self.behind_a_policy = hasattr(store, "degrades")
+        """True for a sidecar's store: its answers may be `degraded`, and such claims are still settled there."""
+        self.policy_answered: Callable[[Op, Reply], None] | None = getattr(store, "policy_answered", None)
+        """Called with each answer of the policy in the store's place; only a store for tests learns of them."""
         self.keep_records()
         self.wakeups = Wakeups(common) if wakeups is None else wakeups
         self.look_turns = LookTurns(LOOKS_AT_ONCE)

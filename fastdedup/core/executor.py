@@ -412,8 +412,8 @@ class Executor:
                 refusal.owner = owner_text(op.owner)
             raise
         self._report_degraded(op, error, answered=True)
-        if connection.policy_listener is not None:
-            connection.policy_listener.policy_answered(op, reply)
+        if connection.policy_answered is not None:
+            connection.policy_answered(op, reply)
         if isinstance(op, ClaimOp) and type(reply) is Verdict and reply.outcome == "acquired":
             connection.orphans.leave_to_owner(op)
         if self._journal is not None:

@@ -8,11 +8,10 @@ it can be imported from here too, because a store is written against this module
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 from ..events import Event
 from ..kernel.keyspace import Kind
-from ..kernel.operations import Op, Reply
 from ..kernel.records import Stored
 from ..kernel.store import BatchStore
 from ..kernel.store import ClockedStore as ClockedStore
@@ -98,15 +97,6 @@ class Store(BatchStore, Protocol):
         ...
 
 
-@runtime_checkable
-class ListeningStore(Protocol):
-    """An optional ability of a store: to learn the policy's answers in its place. Stores for tests have it."""
-
-    def policy_answered(self, op: Op, reply: Reply) -> None:
-        """Called after the store did not answer this operation, and the policy gave this reply."""
-        ...
-
-
 Login = tuple[str | None, str]
 """The user's name and the password. None is the user in the URL, or else the server's default user."""
 
@@ -139,16 +129,6 @@ class ConfiguredStore(Protocol):
     `ClockSkew`."""
     on_report: Callable[[Event], None] | None
     """Gets the events that the store notices by itself. Called in the gate's event loop; it does not raise."""
-
-
-@runtime_checkable
-class DegradingStore(Protocol):
-    """An optional ability of a store: to have a policy of its own, like the sidecar.
-
-    Its answers may be `degraded`; the claims of such answers are still settled at this store.
-    """
-
-    degrades: Literal[True]
 
 
 class Query(NamedTuple):
