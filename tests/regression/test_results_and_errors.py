@@ -25,7 +25,7 @@ from fastdedup import (
     State,
     Takeover,
 )
-from fastdedup.codec import UNSTORABLE
+from fastdedup.codec import UNSTORABLE, JSONCodec
 from fastdedup.errors import (
     ClaimLostError,
     ConfigError,
@@ -38,6 +38,7 @@ from fastdedup.kernel.records import Stored
 from fastdedup.messages import Action, MessageRules, Reason
 from fastdedup.messages.blocking import Attempt, BlockingWay
 from fastdedup.messages.deliveries import Deliveries
+from fastdedup.results.declared import Results
 from fastdedup.sync import Dedup as SyncDedup
 from fastdedup.sync.sql import Inbox
 from fastdedup.testing import FakeStore, inbox_database
@@ -323,16 +324,11 @@ async def test_a_result_that_the_sidecar_refuses_is_kept_too(redis_url: str) -> 
             assert (await dedup.claim("order:42")).error["message"] == UNSTORABLE
 
 
-RESULTS = pytest.mark.parametrize(
-    "result", [Decimal(1), {1, 2}, b"x", float("nan"), {1: "a"}, "x" * 2000], ids=repr
-)
-
-
 LOOKS: list[tuple[float, Any]] = [(31.0, FailedError), (TTL - 32.0, FailedError), (2.0, UNSTORED)]
 """Seconds until the next call, and its error: after `failure_ttl`, before the end of `ttl`, and after that."""
 
 
-@RESULTS
+@pytest.mark.parametrize("result", [Decimal(1), {1, 2}, b"x", float("nan"), {1: "a"}, "x" * 2000], ids=repr)
 @each_face
 async def test_work_is_done_once_until_its_ttl_is_over(store: FakeStore, face: str, result: Any) -> None:
     charges = []
@@ -374,6 +370,15 @@ async def test_a_consumers_duplicate_is_told_why_it_gets_no_result(dedup: Dedup)
         assert (twin.action, twin.reason) == (Action.ACK, Reason.DUPLICATE)
         assert UNSTORABLE in str(twin.error)
     assert runs == ["42"]
+
+    async def panicking(message: str) -> Panicking:
+        return Panicking.model_construct()
+
+    rules = MessageRules("d", str, keep_result=True, results=Results(panicking, JSONCodec()))
+    deliveries = Deliveries(rules, dedup)
+    with pytest.raises(Panic):
+        await deliveries.handle("42", panicking, lay)
+    assert UNSTORABLE in str((await deliveries.handle("42", panicking, lay)).error)
 
 
 async def test_a_message_of_unknown_fate_is_kept_as_long_as_a_success(dedup: Dedup) -> None:
