@@ -18,7 +18,7 @@ import orjson
 from ..codec import ONE_WAY, WIDE, extra_is_missing, has_nan
 from ..errors import error_text
 from .readers import JSON, reader_of
-from .values import SCALARS, attributes, same
+from .values import SCALARS, attributes, is_plain, same
 
 
 def completed_json(result: Any) -> bytes:
@@ -38,7 +38,7 @@ def completed_json(result: Any) -> bytes:
         pass
     payload = _json(result)
     if payload.endswith(WIDE):
-        if has_nan(result, lambda _: {}):  # a dataclass has a reader, which brings NaN back
+        if is_plain(result) and has_nan(result):  # other values need a type, whose reader brings NaN back
             raise ValueError("NaN and infinity are not JSON")
         # It also raises ValueError if Python's reader refuses so long an integer.
         _CHECK.decode(payload.decode())

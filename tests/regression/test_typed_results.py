@@ -527,6 +527,7 @@ EQUAL: list[tuple[Any, Any]] = [
     (Counted[datetime], Counted(datetime(2026, 1, 1))),
     (Team, Team([Entity(number=1)])),
     (Stamped, Stamped(datetime(2026, 1, 1, tzinfo=ZoneInfo("Europe/Berlin")))),
+    (dict[str, Decimal | tuple[float]], {"a": Decimal(1), "b": (float("inf"),)}),
 ]
 
 
@@ -554,7 +555,7 @@ def test_an_integer_that_no_reader_takes_is_not_stored(dedup: SyncDedup, value: 
         ([{"a": {None: 1, "None": 2}}], "two of its keys are written as 'None'"),
         (Boxed({True: 1, "true": 2}), "two of its keys are written as 'true'"),
         ([2**70, float("nan")], "NaN"),
-        ({"a": Decimal(1), "b": (float("inf"),)}, "NaN"),
+        ({"a": 2**70, "b": [float("inf")]}, "NaN"),
     ],
     ids=range(5),
 )
