@@ -67,7 +67,7 @@ class HeldClaim:
     Attributes:
         settled: how it was settled or is being settled: "completed", "failed" or "released"; or "lost" or
             "abandoned"; None before.
-        settling: whether an outcome was given: the effect has happened, so the end of the block never frees the key.
+        settling: whether an outcome was given, or the work noted as done: the end of the block never frees the key.
         lost: whether the lease is known to be lost.
         renewal: the object that keeps the lease alive.
         under_way: whether a request to settle it is under way.

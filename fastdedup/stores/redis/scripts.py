@@ -326,7 +326,7 @@ def answer_of(op: Op, code: int) -> Reply:
 def read_pairs(ops: Sequence[Op], reply: list[Any], floor_us: int = 0) -> Sequence[Reply]:
     """Read a reply of the form {now, i, code, ...}: OK for each operation that it does not name, else its code.
 
-    Behind 0 in place of i stands how many entries the buckets have in which completions have remembered ids.
+    A pair of completions that a ledger remembers may begin with 0: then it says how many entries their buckets have.
     """
     answers: list[Reply] = [Code.OK] * len(ops)
     if len(reply) == 1:
