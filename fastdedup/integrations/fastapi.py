@@ -125,7 +125,11 @@ class Idempotency:
         app.add_exception_handler(_Answered, _answered)
         app.exception_handlers.setdefault(FormRefused, _form_refused)
         app.exception_handlers.setdefault(UnavailableError, _unavailable)
-        describe(app, dedup.settings, max_request)
+        self.describe()
+
+    def describe(self) -> None:
+        """Have the application's OpenAPI document completed; see `openapi.describe`."""
+        describe(self.app, self.dedup.settings, self.max_request)
 
     def docs_at(self, request: Request) -> str | None:
         """Return the documentation's address: a path of this application's is below its mount."""
@@ -149,6 +153,7 @@ class _Capture:
             return await self.app(scope, receive, send)
         if len(self._idempotency.app.routes) != self._told:
             self._told = len(self._idempotency.app.routes)
+            self._idempotency.describe()
             for route in filter(partial(_has, IN_THREADS), routes_of(self._idempotency.app)):
                 tell_calls(route.dependant)
         exchange = AsgiExchange(receive, send, self._idempotency.max_request)
@@ -428,7 +433,8 @@ def _free_slot(request: Request) -> tuple[Idempotency, AsgiExchange]:
     if exchange.recorder is not None or exchange.stage is not None:
         raise ConfigError(
             "an operation can have only one Claimed(), Commits() or OneTimeToken(): one response cannot settle two "
-            "claims, nor commit two transactions"
+            "claims, nor commit two transactions. If it has one, a middleware has called the application again: add "
+            "that middleware after Idempotency(...), so that it is outside"
         )
     if claim_of(request.scope) is not None:
         raise ConfigError(
@@ -475,7 +481,7 @@ async def _form_refused(request: Request, refused: Exception) -> FastAPIResponse
 async def _unavailable(request: Request, error: Exception) -> FastAPIResponse:
     """Answer 503 if a handler's own claim finds no store. Work that is done and not recorded stays an error."""
     assert isinstance(error, UnavailableError)
-    if error.unrecorded:
+    if error.unrecorded or request.scope["type"] != "http":  # a WebSocket is closed, with 1011
         raise error
     return _plain(unavailable(error, _slot(request)[0].docs_at(request), _IN_HANDLER))
 

@@ -373,10 +373,12 @@ async def test_a_gate_that_can_never_be_used_fails_the_start() -> None:
         await host.task
 
 
+@pytest.mark.parametrize("raises", [True, False])
 @pytest.mark.parametrize("usable", [True, False])
-async def test_for_an_application_without_lifespan_the_middleware_has_one(usable: bool) -> None:
+async def test_for_an_application_without_lifespan_the_middleware_has_one(usable: bool, raises: bool) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        raise ValueError(f"{scope['type']}?")  # as Django
+        if raises:
+            raise ValueError(f"{scope['type']}?")  # as Django
 
     dedup = Dedup("memory://" if usable else TooOld())
     host = Host(IdempotencyMiddleware(app, dedup, principal=everyone))

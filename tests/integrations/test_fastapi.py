@@ -807,7 +807,6 @@ async def test_a_claim_by_hand_without_a_store_is_answered_503(unrecorded: bool)
     dedup = Dedup(server.url, timeout=0.1)
     Idempotency(app, dedup)
 
-    @app.post("/by-hand")
     async def by_hand() -> None:
         try:
             await dedup.claim("k")
@@ -815,8 +814,12 @@ async def test_a_claim_by_hand_without_a_store_is_answered_503(unrecorded: bool)
             error.unrecorded = unrecorded
             raise
 
+    app.add_api_route("/by-hand", by_hand, methods=["POST"])
+    app.add_api_websocket_route("/by-hand", by_hand)
     async with dedup, client(app) as http:
         answer = await http.post("/by-hand")
+    with TestClient(app) as talking, pytest.raises(UnavailableError), talking.websocket_connect("/by-hand"):
+        pass
     if unrecorded:
         assert answer.status_code == 500
         return
@@ -893,9 +896,12 @@ async def test_a_lease_lost_before_the_handler_stops_it(make_gate: MakeGate, can
     assert task.cancelling() == cancelled_before
 
 
-async def test_a_handler_that_middleware_has_left_alone_holds_its_key_no_longer_than_it_runs() -> None:
+@pytest.mark.parametrize("kept", [True, False])
+async def test_a_handler_that_middleware_has_left_alone_holds_its_key_no_longer_than_it_runs(
+    kept: bool,
+) -> None:
     """The middleware answers before the claim, and `AsgiExchange.run` has ended, which else ends the renewal."""
-    app, may_go_on, runs = FastAPI(), asyncio.Event(), []
+    app, may_go_on, runs = FastAPI(), asyncio.Event(), list[Any]()
 
     class Impatient:
         def __init__(self, app: Any) -> None:
@@ -903,7 +909,7 @@ async def test_a_handler_that_middleware_has_left_alone_holds_its_key_no_longer_
 
         async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
             handling = asyncio.ensure_future(self.app(scope, receive, send))
-            runs.append(None)
+            runs.append(handling if kept else None)
             if len(runs) > 1:
                 return await handling
             handling.add_done_callback(lambda task: task.exception())

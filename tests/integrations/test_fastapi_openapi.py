@@ -6,6 +6,8 @@ from typing import Annotated, Any
 
 import pytest
 from fastapi import APIRouter, FastAPI, Form, Header, UploadFile, WebSocket
+from fastapi.openapi.utils import get_openapi
+from fastapi.testclient import TestClient
 
 from fastdedup import Claim, Dedup
 from fastdedup.integrations.fastapi import Claimed, Idempotency, OneTimeToken, everyone
@@ -164,3 +166,23 @@ def test_the_header_that_a_handler_declares_by_itself_is_described_once() -> Non
     assert tenant in given
     (key,) = (one for one in given if one != tenant)
     assert (key["name"], key["required"]) == ("Idempotency-Key", True)
+
+
+@pytest.mark.parametrize("anew", [True, False])
+def test_a_document_of_the_applications_own_is_completed(anew: bool) -> None:
+    """FastAPI's pages replace `app.openapi`. The new function may call the one that was there before."""
+    app = FastAPI()
+    Idempotency(app, Dedup("memory://"))
+    app.post("/", dependencies=[Claimed(principal=everyone)])(lambda: None)
+    made = app.openapi
+
+    def own() -> Any:
+        if app.openapi_schema is None:
+            app.openapi_schema = get_openapi(title="Shop", version="1", routes=app.routes) if anew else made()
+            app.openapi_schema["info"]["title"] = "Shop"
+        return app.openapi_schema
+
+    app.openapi = own  # type: ignore[method-assign]
+    document = TestClient(app).get("/openapi.json").json()
+    assert document["info"]["title"] == "Shop"
+    assert header(document["paths"]["/"]["post"], "Idempotency-Key")["schema"]["minLength"] == 1

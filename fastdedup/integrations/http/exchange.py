@@ -196,6 +196,7 @@ class AsgiExchange:
             # Middleware has answered, and left the handler alone in a task of its own: the renewal ends with that.
             claim.settlement.renew_no_more()
             claim.settlement.keep_renewed(weakref.ref(task))
+            task.add_done_callback(lambda _: claim.settlement.unguard())
         self.work_under(claim.settlement.store_key)
         self._obey(scope, rule)
         return recorder

@@ -58,6 +58,7 @@ class Lifespan:
         except Exception:
             if heard:
                 raise
+        if not heard:
             await self._alone(receive, send)  # an application without a lifespan, such as Django's
 
     async def _alone(self, receive: Receive, send: Send) -> None:

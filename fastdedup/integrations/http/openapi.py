@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Header
@@ -49,30 +50,31 @@ def token_header(field: str) -> Any:
 
 
 def describe(app: FastAPI, settings: Settings, max_request: int) -> None:
-    """Have the application's OpenAPI document completed whenever it is made.
+    """Have the application's OpenAPI document completed whenever it is made. Again, if `app.openapi` was replaced.
 
     Args:
         app: the application.
         settings: the settings of its `Dedup`.
         max_request: the longest body of a request, in bytes, for operations without a limit of their own.
     """
-    make = app.openapi
+    if getattr(app.openapi, "func", None) is _completed:
+        return
     defaults = {
         "lifetime_seconds": settings.ttl,
         "failure_lifetime_seconds": settings.failure_ttl,
         "largest_request_bytes": max_request,
     }
+    app.openapi = partial(_completed, app, app.openapi, defaults)  # type: ignore[method-assign]
 
-    def openapi() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            schema = make()
-            _add_keys(app, schema.get("paths", {}))
-            for operation in _operations(schema):
-                _complete(operation, defaults)
-            app.openapi_schema = schema
-        return app.openapi_schema
 
-    app.openapi = openapi  # type: ignore[method-assign]
+def _completed(app: FastAPI, make: Callable[[], dict[str, Any]], defaults: dict[str, Any]) -> dict[str, Any]:
+    if app.openapi_schema is None:
+        schema = make()
+        _add_keys(app, schema.get("paths", {}))
+        for operation in _operations(schema):
+            _complete(operation, defaults)
+        app.openapi_schema = schema
+    return app.openapi_schema
 
 
 def _add_keys(app: FastAPI, paths: dict[str, Any]) -> None:
@@ -85,7 +87,7 @@ def _add_keys(app: FastAPI, paths: dict[str, Any]) -> None:
                 claimed[route.path_format, method.lower()] = next(filter(None, facts), None)
     for (path, method), mark in claimed.items():
         operation = paths.get(path, {}).get(method)
-        if mark is not None and operation is not None:
+        if mark is not None and operation is not None and _FACTS not in operation:
             schema = {"type": "string", "title": NAME, _MARK: {"facts": mark}}
             given = operation.get("parameters", ())
             is_required = any(one.get("required", False) for one in given if _is_key(one))
