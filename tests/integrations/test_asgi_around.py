@@ -373,8 +373,7 @@ async def test_a_gate_that_can_never_be_used_fails_the_start() -> None:
         await host.task
 
 
-@pytest.mark.parametrize("raises", [True, False])
-@pytest.mark.parametrize("usable", [True, False])
+@pytest.mark.parametrize(("usable", "raises"), [(True, True), (False, True), (True, False)])
 async def test_for_an_application_without_lifespan_the_middleware_has_one(usable: bool, raises: bool) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         if raises:

@@ -5,7 +5,7 @@ A view's response is captured once it is rendered. A stream is passed on part by
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -91,7 +91,8 @@ async def finish(bridge: Bridge, hold: Hold, request: HttpRequest, response: Htt
         _watch(hold, response)
         return response
     if callable(getattr(response, "render", None)) and not response.is_rendered:
-        _settle_once_rendered(hold, request, response)
+        # After the view, middleware may still change a TemplateResponse.
+        _settle_once_rendered(hold, request, response, response.render)
         return response
     if hold.within and any(_request_transactions()):
         _settle_after_transaction(hold, request, response)
@@ -106,14 +107,18 @@ async def settle_by(bridge: Bridge, hold: Hold, response: HttpResponse) -> HttpR
     return reply(hold.recorder.refusal()) if marks is None else mark(response, marks)
 
 
-def _settle_once_rendered(hold: Hold, request: HttpRequest, response: Any) -> None:
-    """Settle when the response is rendered: after the view, middleware may still change a TemplateResponse."""
-    render = response.render
+def _settle_once_rendered(
+    hold: Hold, request: HttpRequest, response: Any, render: Callable[[], Any], callbacks: Sequence[Any] = ()
+) -> None:
+    """Settle when the response is rendered, by `render`; then call `callbacks` with it."""
 
     def rendered() -> HttpResponse:
         del response.render  # so that it replaces the response's own render() only once
         hold.pending, hold.late = 0, None
-        return drive(_run(BLOCKING, hold, request, render))
+        settled = drive(_run(BLOCKING, hold, request, render))
+        for callback in callbacks:
+            settled = callback(settled) or settled
+        return settled
 
     response.render = hold.late = rendered
     hold.pending = response.status_code
@@ -124,17 +129,12 @@ def _settle_after_transaction(hold: Hold, request: HttpRequest, response: Any) -
     hold.within = False
     callbacks: list[Callable[[Any], Any]] = []  # of decorators around the view, such as gzip_page
 
-    def rendered() -> HttpResponse:
-        del response.render, response.is_rendered, response.add_post_render_callback
-        hold.pending, hold.late = 0, None
-        settled = drive(_run(BLOCKING, hold, request, lambda: response))
-        for callback in callbacks:
-            settled = callback(settled) or settled
-        return settled
+    def render() -> Any:
+        del response.is_rendered, response.add_post_render_callback
+        return response
 
-    response.render, response.is_rendered = rendered, False
-    hold.pending, hold.late = response.status_code, rendered
-    response.add_post_render_callback = callbacks.append
+    _settle_once_rendered(hold, request, response, render, callbacks)
+    response.is_rendered, response.add_post_render_callback = False, callbacks.append
     # For middleware that fills the context of each response that is rendered late.
     response.context_data, response.template_name = {}, None
 

@@ -72,10 +72,7 @@ async def settle(bridge: Bridge, hold: Hold) -> Marks | None:
     try:
         return await _run(bridge, hold, lambda: _settle(hold.recorder), hold.seconds + HOLD)
     except DedupError as error:  # the background thread is stuck or dead; the view has run
-        hold.recorder.claim.settlement.warn(
-            "responses that were not recorded", "%s: its response is not stored: %s", error
-        )
-        return hold.recorder.marks(stored=False)
+        return hold.recorder.failed(error)
 
 
 async def give_back(bridge: Bridge, hold: Hold) -> None:
