@@ -307,23 +307,16 @@ def lifespan_app(dedup: Dedup, lifespan: Any = None) -> ASGIApp:
     return IdempotencyMiddleware(Starlette(lifespan=lifespan), dedup, principal=everyone)
 
 
-async def test_the_gate_is_opened_and_closed_with_the_application() -> None:
+@pytest.mark.parametrize("opened", [False, True])
+async def test_the_gate_is_closed_with_the_application_unless_it_was_open_before(opened: bool) -> None:
     dedup = Dedup("memory://")
-    host = Host(lifespan_app(dedup))
-    assert await host.say("startup") == "startup.complete"
-    assert dedup.is_open
-    assert await host.say("shutdown") == "shutdown.complete"
-    await host.task
-    assert not dedup.is_open
-
-
-async def test_a_gate_that_somebody_else_has_opened_stays_open() -> None:
-    async with Dedup("memory://") as dedup:
+    async with dedup if opened else contextlib.nullcontext():
         host = Host(lifespan_app(dedup))
-        await host.say("startup")
-        await host.say("shutdown")
-        await host.task
+        assert await host.say("startup") == "startup.complete"
         assert dedup.is_open
+        assert await host.say("shutdown") == "shutdown.complete"
+        await host.task
+        assert dedup.is_open is opened
 
 
 @pytest.mark.parametrize("by_itself", [True, False], ids=["the application opens it", "the middleware does"])

@@ -95,24 +95,22 @@ def test_a_rule_says_what_a_response_without_its_body_does(unstored: Any, how: S
     assert one.how is how
 
 
-def test_only_a_large_response_counts_in_part() -> None:
-    whole, large, stream = recorder(), recorder(), recorder()
-    for one, headers, body in (
-        (whole, TEXT, b"a"),
-        (large, TEXT, b"a" * (LIMIT + 1)),
-        (stream, EVENTS, b"a"),
-    ):
-        one.start(200, headers)
-        one.body(body)
-    assert [one.counts_in_part for one in (whole, large, stream)] == [False, True, False]
-    large.end()
-    assert not large.counts_in_part
-
-
-def test_nothing_counts_in_part_where_a_client_that_leaves_cancels() -> None:
-    one = recorder(on_disconnect="cancel")
-    one.start(200, TEXT)
-    assert one.body(b"a" * (LIMIT + 1))
+@pytest.mark.parametrize(
+    ("headers", "size", "on_disconnect", "passing", "counts"),
+    [
+        (TEXT, 1, "finish", False, False),
+        (TEXT, LIMIT + 1, "finish", True, True),
+        (TEXT, LIMIT + 1, "cancel", True, False),
+        (EVENTS, 1, "finish", True, False),
+    ],
+)
+def test_only_a_large_response_counts_in_part_unless_a_client_that_leaves_cancels(
+    headers: Any, size: int, on_disconnect: Any, passing: bool, counts: bool
+) -> None:
+    one = recorder(on_disconnect=on_disconnect)
+    one.start(200, headers)
+    assert (one.body(b"a" * size), one.counts_in_part) == (passing, counts)
+    one.end()
     assert not one.counts_in_part
 
 
