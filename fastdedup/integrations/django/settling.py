@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
 
 from ...claim import Claim
 from ...downstream import ClaimedWork, claimed_work, resumed
-from ...errors import DedupError
 from ...sync import Claim as SyncClaim
 from ...web.recorder import Marks, Recorder
 from ...web.rules import Rule
-from ..http.background_claims import BackgroundClaims, run_in_background
-from ..http.settling import HOLD, release
+from ..http.background_claims import BackgroundClaims, run_in_background, settle_in_background
+from ..http.settling import release
 from ..http.settling import settle as settled
 from .bridge import Bridge
 from .config import gate
-
-T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -28,8 +24,6 @@ class Hold:
 
     public: SyncClaim
     recorder: Recorder
-    seconds: float
-    """The longest that an operation takes, in seconds."""
     pending: int = 0
     """The status of a response that has still to be rendered; 500 before the framework has made it; else 0."""
     late: Callable[[], object] | None = None
@@ -63,41 +57,29 @@ class DjangoClaims(BackgroundClaims):
 
     def hold(self, claim: SyncClaim, path: str, docs: str | None, mark: bytes = b"") -> Hold:
         """Return the hold of a request on a claim that it has acquired. Arguments as for `Recorder`."""
-        recorder = Recorder(claim.asynchronous, self.rule, docs, path, mark)
-        return Hold(claim, recorder, self.present().per_process.seconds)
+        return Hold(claim, Recorder(claim.asynchronous, self.rule, docs, path, mark))
 
 
 async def settle(bridge: Bridge, hold: Hold) -> Marks | None:
-    """Settle by the response; return the response's marks, or None if the claim was lost."""
-    try:
-        return await _run(bridge, hold, lambda: _settle(hold.recorder), hold.seconds + HOLD)
-    except DedupError as error:  # the background thread is stuck or dead; the view has run
-        return hold.recorder.failed(error)
+    """See `settle_in_background`."""
+    return await settle_in_background(hold.public, hold.recorder, blocks=bridge.blocks)
 
 
 async def give_back(bridge: Bridge, hold: Hold) -> None:
     """Release the claim of a view that has failed: a retry runs again."""
     hold.recorder.settled = True
-    await _run(bridge, hold, lambda: _give_back(hold.recorder.claim), hold.seconds)
+    background, claim = hold.public.background, hold.recorder.claim
+    seconds = background.dedup.gate.connection.timeout
+    await run_in_background(
+        background, lambda: _give_back(claim), seconds, settles=True, blocks=bridge.blocks
+    )
 
 
 def settle_later(hold: Hold, *, failed: bool) -> None:
     """Settle, or release, without waiting for it, so that a finalizer may call this."""
-    hold.public.background.post(lambda: _give_back(hold.recorder.claim) if failed else _settle(hold.recorder))
-
-
-def _run(bridge: Bridge, hold: Hold, make: Callable[[], Awaitable[T]], seconds: float) -> Awaitable[T]:
-    """Run what settles in the background thread."""
-    return run_in_background(hold.public.background, make, seconds, settles=True, blocks=bridge.blocks)
+    hold.public.background.post(lambda: _give_back(hold.recorder.claim) if failed else settled(hold.recorder))
 
 
 async def _give_back(claim: Claim) -> None:
     claim.settlement.unguard()
     await release(claim)
-
-
-async def _settle(recorder: Recorder) -> Marks | None:
-    try:
-        return await settled(recorder)
-    finally:
-        recorder.claim.settlement.unguard()

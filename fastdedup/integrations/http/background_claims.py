@@ -6,13 +6,16 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from ...claim import Claim as AsyncClaim
+from ...errors import DedupError
 from ...keys import Fingerprint
 from ...sync import Claim, Dedup
 from ...sync.background import BackgroundDedup, Bound
 from ...sync.claim import take_back
+from ...web.recorder import Marks, Recorder
 from ...web.response import ResponseCodec
 from ...web.route_claims import RouteClaims
 from ...web.rules import Rule
+from .settling import HOLD, settle_by
 
 T = TypeVar("T")
 Make = Callable[[str, tuple[str, Fingerprint]], Awaitable[Claim | None]]
@@ -35,6 +38,20 @@ async def run_in_background(
     if blocks:
         return background.run(make, seconds, discard, settles=settles)
     return await background.arun(make, seconds, discard, settles=settles)
+
+
+async def settle_in_background(claim: Claim, recorder: Recorder, *, blocks: bool) -> Marks | None:
+    """Settle a claim by its response; return the response's marks, or None if the claim was lost.
+
+    `blocks`: see `run_in_background`.
+    """
+    response = recorder.end()
+    try:
+        return await run_in_background(
+            claim.background, lambda: settle_by(recorder, response), HOLD, settles=True, blocks=blocks
+        )
+    except DedupError as error:  # the background thread is stuck or dead; the work is done
+        return recorder.failed(error)
 
 
 class BackgroundClaims:

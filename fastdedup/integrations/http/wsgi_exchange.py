@@ -10,11 +10,12 @@ from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from ...downstream import ClaimedWork, enter, leave, resumed
 from ...errors import ClaimLostError, DedupError
+from ...flows import drive
 from ...sync import Claim
 from ...web.recorder import Marks, Recorder
 from ...web.response import PHRASES, Headers, Response, own_reason
 from ...web.rules import Rule
-from .settling import HOLD, settle_by
+from .background_claims import settle_in_background
 from .wsgi_request import supported, whole_path
 
 CLAIM = "fastdedup.claim"
@@ -203,12 +204,7 @@ class WsgiExchange:
     def _settle(self) -> Marks | None:
         """Settle by the response; return its marks, or None if the claim was lost."""
         assert self._held is not None
-        claim, recorder = self._held
-        response = recorder.end()
-        try:
-            return claim.settle_by(lambda _: settle_by(recorder, response), HOLD)
-        except DedupError as error:  # the background thread has ended
-            return recorder.failed(error)
+        return drive(settle_in_background(*self._held, blocks=True))
 
 
 class Closing:
