@@ -122,43 +122,33 @@ RULE = Rule("/", everyone)
 
 
 @pytest.mark.parametrize(
-    ("status", "whole", "unstored", "settling"),
+    ("status", "location", "whole", "unstored", "settling"),
     [
-        (200, True, "refuse", Settling.COMPLETE),
-        (399, True, "refuse", Settling.COMPLETE),
-        (404, True, "refuse", Settling.FAIL),
-        (409, True, "refuse", Settling.RELEASE),
-        (500, True, "refuse", Settling.RELEASE),
-        (200, False, "refuse", Settling.COMPLETE),
-        (404, False, "refuse", Settling.FAIL),
-        (500, False, "refuse", Settling.RELEASE),
-        (200, False, "release", Settling.RELEASE),
+        (200, None, True, "refuse", Settling.COMPLETE),
+        (399, None, True, "refuse", Settling.COMPLETE),
+        (404, None, True, "refuse", Settling.FAIL),
+        (409, None, True, "refuse", Settling.RELEASE),
+        (500, None, True, "refuse", Settling.RELEASE),
+        (200, None, False, "refuse", Settling.COMPLETE),
+        (404, None, False, "refuse", Settling.FAIL),
+        (500, None, False, "refuse", Settling.RELEASE),
+        (200, None, False, "release", Settling.RELEASE),
+        # A redirect to the same path has the same key.
+        (307, b"https://shop.test/caf%C3%A9", True, "refuse", Settling.RELEASE),
+        (308, b"/caf%C3%A9/?page=1", True, "refuse", Settling.RELEASE),
+        (307, b"caf%C3%A9/", True, "refuse", Settling.RELEASE),
+        (307, b"/other", True, "refuse", Settling.COMPLETE),
+        (307, b"http://[", True, "refuse", Settling.COMPLETE),
+        (307, None, True, "refuse", Settling.COMPLETE),
+        (303, b"/caf%C3%A9", True, "refuse", Settling.COMPLETE),  # the client sends a GET, which has no key
     ],
 )
 def test_what_a_response_makes_of_its_claim(
-    status: int, whole: bool, unstored: Any, settling: Settling
-) -> None:
-    rule = Rule("/", everyone, unstored=unstored)
-    assert settling_of(rule, Response(status, [], b"", whole), "/") is settling
-
-
-@pytest.mark.parametrize(
-    ("status", "location", "settling"),
-    [
-        (307, b"https://shop.test/caf%C3%A9", Settling.RELEASE),
-        (308, b"/caf%C3%A9/?page=1", Settling.RELEASE),
-        (307, b"caf%C3%A9/", Settling.RELEASE),
-        (307, b"/other", Settling.COMPLETE),
-        (307, b"http://[", Settling.COMPLETE),
-        (307, None, Settling.COMPLETE),
-        (303, b"/caf%C3%A9", Settling.COMPLETE),  # the client sends a GET, which has no key
-    ],
-)
-def test_a_redirect_to_the_same_path_releases_its_claim(
-    status: int, location: bytes | None, settling: Settling
+    status: int, location: bytes | None, whole: bool, unstored: Any, settling: Settling
 ) -> None:
     headers = [] if location is None else [(b"Location", location)]
-    assert settling_of(RULE, Response(status, headers, b""), "/café") is settling
+    rule = Rule("/", everyone, unstored=unstored)
+    assert settling_of(rule, Response(status, headers, b"", whole), "/café") is settling
 
 
 def test_what_is_stored_has_no_cookies() -> None:
