@@ -178,6 +178,20 @@ async def test_a_client_that_leaves_within_its_body_is_no_error_through_any_midd
     assert (shop.runs, call.status) == (0, 499)
 
 
+async def test_a_client_that_leaves_while_the_key_is_freed_hides_no_error() -> None:
+    """The task was cancelled when its handler had ended already: the server got that, and not the error."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        call.leave()
+        raise RuntimeError("boom")
+
+    async with Dedup("memory://") as dedup:
+        middleware = IdempotencyMiddleware(app, dedup, principal=everyone, on_disconnect="cancel")
+        call = Call(middleware, "/", ("idempotency-key", "k"))
+        with pytest.raises(RuntimeError, match="boom"):
+            await call.start()
+
+
 @pytest.mark.parametrize("where", ["gzip inside", "gzip outside"])
 async def test_a_client_that_takes_no_gzip_gets_what_was_stored(where: str) -> None:
     """Outside is the right place for compression: what is stored then suits every client."""

@@ -305,6 +305,8 @@ class AsgiExchange:
             failure = None if isinstance(error, NotSent) else error
         if self._timer is not None:
             self._timer.cancel()
+        if self._watcher is not None:  # now: it would cancel this task while it settles
+            self._watcher.cancel()
         try:
             if self.stage is not None:
                 failure = await self._closed(self.stage, failure)
@@ -319,8 +321,6 @@ class AsgiExchange:
             leave(self._work)
             if self._timer is not None:
                 self._timer.cancel()  # the lease may have been lost meanwhile
-            if self._watcher is not None:
-                self._watcher.cancel()
             if self.recorder is not None:
                 self.recorder.claim.settlement.unguard()
 
