@@ -87,12 +87,12 @@ class AsgiExchange:
         # decides on the response.
         self.stage: Any = None
         self._commits = False
-        # Of stopping the handler: how many listen for the end; whether it is being stopped; whether it was cancelled,
-        # and how often its task was before; the timer after which it is cancelled; the news of the end, and whether
+        # Of stopping the handler: how many listen for the end; whether it is being stopped; how often it was
+        # cancelled, and its task before; the timer after which it is cancelled; the news of the end, and whether
         # the listeners may know it.
         self._listening = 0
         self._stopping = False
-        self._cancelled = False
+        self._cancelled = 0
         self._cancelled_before = 0
         self._timer: asyncio.TimerHandle | None = None
         self._news: asyncio.Event | None = None  # made if a handler listens: few do
@@ -272,15 +272,18 @@ class AsgiExchange:
             recorder.claim.settlement.stopped_body = True
 
     def _cancel(self) -> None:
-        if not self._is_over():
-            self._cancelled = self._task is not None and self._task.cancel()
+        if self._task is not None and not self._is_over() and self._task.cancel():
+            self._cancelled += 1
 
     def uncancel(self) -> int:
-        """Take back a cancellation by `cancel`; return how many others there are since `run` began."""
-        if self._task is None:
+        """Take back the cancellations by `cancel`; return how many others there are since `run` began."""
+        task = self._task
+        if task is None:
             return 0
-        cancelled, self._cancelled = self._cancelled, False
-        return (self._task.uncancel() if cancelled else self._task.cancelling()) - self._cancelled_before
+        while self._cancelled:
+            task.uncancel()
+            self._cancelled -= 1
+        return task.cancelling() - self._cancelled_before
 
     def cancelling(self) -> int:
         """Return 0: `uncancel` counts from there."""
@@ -364,7 +367,7 @@ class AsgiExchange:
             elif not await _left(recorder.claim, error):
                 await self._refuse(recorder)
                 return True
-        if not (isinstance(error, ClientLeft) or (self._cancelled and self.uncancel() == 0)):
+        if not (isinstance(error, ClientLeft) or (self._cancelled > 0 and self.uncancel() == 0)):
             return False
         await self._answer_nobody()
         return True
@@ -376,7 +379,7 @@ class AsgiExchange:
         """
         if self._commits or recorder.settled:  # a transaction ends with its request
             return False
-        if self._cancelled or not isinstance(error, asyncio.CancelledError):
+        if self._cancelled > 0 or not isinstance(error, asyncio.CancelledError):
             return False
         return self._scope is not None and runs_in_thread(self._scope, self._app, self._running)
 
