@@ -103,6 +103,10 @@ PRIVATE_OF_LIBRARIES: dict[str, tuple[set[str], str]] = {
         {"_protected"},
         "Celery's mark of a call within a body: only its own tracer sets it",
     ),
+    "integrations.django.capture": (
+        {"_iterator"},
+        "the parts of a response's public `streaming_content` refer to the response, which would never be collected",
+    ),
     "integrations.django.convert": (
         {"_stream", "_read_started", "_pos"},
         "Django neither tells how much of a body came, nor can it be told that a body is unread after it was read",

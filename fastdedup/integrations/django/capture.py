@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
+from weakref import proxy
 
 from django.core.signals import got_request_exception
 from django.db import connections
@@ -234,12 +235,19 @@ def _closed(request: HttpRequest) -> None:
 
 
 def _watch(hold: Hold, response: HttpResponse) -> None:
-    """Settle when the stream ends, or when the server closes it because the client has disconnected."""
-    watched = _AsyncStream if response.is_async else _Stream
+    """Settle when the stream ends, or when the server closes it because the client has disconnected.
+
+    Nothing here refers to the response: if Django drops it, it is collected at once, and its key is free.
+    """
     take(hold.recorder, response)
     mark(response, hold.recorder.marks(stored=False))
-    response.close = hold.working()(response.close)  # the source may go on working when it is closed
-    response.streaming_content = watched(hold, response.streaming_content)
+    close = vars(response).get("close") or partial(type(response).close, proxy(response))
+    response.close = hold.working()(close)  # the source may go on working when it is closed
+    source, make_bytes = response._iterator, HttpResponse(charset=response.charset).make_bytes
+    if response.is_async:
+        response.streaming_content = _AsyncStream(hold, (make_bytes(part) async for part in source))
+    else:
+        response.streaming_content = _Stream(hold, map(make_bytes, source))
 
 
 class _Ending:
