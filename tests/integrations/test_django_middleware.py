@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -12,7 +13,8 @@ import pytest
 from asgiref.sync import sync_to_async
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.core.handlers.asgi import ASGIHandler
-from django.test import AsyncClient, Client, override_settings
+from django.test import AsyncClient, Client, RequestFactory, override_settings
+from django.urls import resolve
 
 from fastdedup.integrations.django import Route, gate
 from fastdedup.sync import Dedup
@@ -365,6 +367,18 @@ class TestAClientThatLeaves:
             again = await AsyncClient().post(url, **EMPTY)
             assert (again.content, again["idempotency-replayed"]) == (b"order 1", "true")
             assert len(desk.orders) == 1
+
+
+def test_the_work_of_a_page_that_django_drops_counts(open_api: Open) -> None:
+    """As under ASGI, if the client of a view in a thread has left. A retry ran again once the lease had ended."""
+    with open_api(wait=10.0) as desk, override_settings(MIDDLEWARE=[]):
+        request = RequestFactory().post("/decorated/late", **EMPTY)
+        request.resolver_match = match = resolve("/decorated/late")
+        match.func(request, "late")
+        del request
+        gc.collect()
+        assert b":response-not-stored" in Client().post("/decorated/late", **EMPTY).content
+        assert len(desk.orders) == 1
 
 
 async def test_a_request_that_is_cancelled_while_it_waits_holds_nothing(open_api: Open) -> None:

@@ -114,14 +114,16 @@ def _settle_once_rendered(
     """Settle when the response is rendered, by `render`; then call `callbacks` with it."""
 
     def rendered() -> HttpResponse:
-        del response.render  # so that it replaces the response's own render() only once
         hold.pending, hold.late = 0, None
+        # So that it replaces the response's own render() only once.
+        del response.render, response.fastdedup_unsent
         settled = drive(_run(BLOCKING, hold, request, render))
         for callback in callbacks:
             settled = callback(settled) or settled
         return settled
 
     response.render = hold.late = rendered
+    response.fastdedup_unsent = _Unsent(hold)
     hold.pending = response.status_code
 
 
@@ -220,15 +222,30 @@ def _closed(request: HttpRequest) -> None:
     vars(request).pop("close", None)  # it refers to the request
     request.close()
     hold = hold_of(request)
-    if hold is None or not hold.pending:
-        return
-    told = "%s: another response was sent in the place of its view's, so none is stored"
-    hold.recorder.claim.settlement.warn("responses that were replaced", told)
+    if hold is not None and hold.pending:
+        _take_unsent(hold)
+        with suppress(DedupError):  # a response is sent already, so an error could not be shown
+            drive(settle(BLOCKING, hold))
+
+
+class _Unsent:
+    """Settles when Django drops a response that it has not rendered: the client of a view in a thread has left."""
+
+    def __init__(self, hold: Hold) -> None:
+        self._hold = hold
+
+    def __del__(self) -> None:
+        if self._hold.pending:
+            _take_unsent(self._hold)
+            settle_later(self._hold, failed=False)
+
+
+def _take_unsent(hold: Hold) -> None:
+    told = "%s: its view's response was not sent, so none is stored"
+    hold.recorder.claim.settlement.warn("responses that were not sent", told)
     status = 500 if hold.committed is False else hold.pending  # its COMMIT may have failed
     hold.recorder.start(status, (), stream=True)
     hold.pending, hold.late = 0, None
-    with suppress(DedupError):  # a response is sent already, so an error could not be shown
-        drive(settle(BLOCKING, hold))
 
 
 # Streams
