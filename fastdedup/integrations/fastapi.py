@@ -125,11 +125,7 @@ class Idempotency:
         app.add_exception_handler(_Answered, _answered)
         app.exception_handlers.setdefault(FormRefused, _form_refused)
         app.exception_handlers.setdefault(UnavailableError, _unavailable)
-        self.describe()
-
-    def describe(self) -> None:
-        """Have the application's OpenAPI document completed; see `openapi.describe`."""
-        describe(self.app, self.dedup.settings, self.max_request)
+        describe(app, dedup.settings, max_request)
 
     def docs_at(self, request: Request) -> str | None:
         """Return the documentation's address: a path of this application's is below its mount."""
@@ -151,15 +147,16 @@ class _Capture:
             return await self._idempotency.lifespan.run(self.app, scope, receive, send)
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        if len(self._idempotency.app.routes) != self._told:
-            self._told = len(self._idempotency.app.routes)
-            self._idempotency.describe()
-            for route in filter(partial(_has, IN_THREADS), routes_of(self._idempotency.app)):
+        ours = self._idempotency
+        if len(ours.app.routes) != self._told:
+            self._told = len(ours.app.routes)
+            describe(ours.app, ours.dedup.settings, ours.max_request)
+            for route in filter(partial(_has, IN_THREADS), routes_of(ours.app)):
                 tell_calls(route.dependant)
-        exchange = AsgiExchange(receive, send, self._idempotency.max_request)
+        exchange = AsgiExchange(receive, send, ours.max_request)
         scope = supported(scope)
         scope["headers"] = [*scope["headers"]]  # without trailers, see `request_of`
-        scope[_SLOT] = (self._idempotency, exchange)
+        scope[_SLOT] = (ours, exchange)
         return await exchange.run(self.app, scope)
 
 
