@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 from ...claim import Claim
 from ...extras import needs
 from ...flows import drive
-from ...tasks import until_done
+from ...tasks import until_done, wake
 from ...web.admit import admit
 from ...web.answers import streams
 from ...web.response import Response
@@ -175,12 +175,21 @@ class AwaitedSteps(Steps):
 
     async def finish(self, flow: Coroutine[Any, Any, T]) -> T:
         """See `Steps.finish`. A cancelled caller leaves; the flow goes on in a task of its own."""
-        task = asyncio.create_task(flow)
+        loop = asyncio.get_running_loop()
+        task, left = loop.create_task(flow), loop.create_future()
         _going_on.add(task)
-        task.add_done_callback(_going_on.discard)
-        return await asyncio.shield(
-            task
-        )  # if the caller has left, the next request asks the row what happened
+        # Not with a shield, which costs as much again as the task, and logs an error whose caller has left.
+        task.add_done_callback(partial(_ended, left))
+        await left
+        return task.result()
+
+
+def _ended(left: asyncio.Future[None], task: asyncio.Future[Any]) -> None:
+    """Wake a task's caller, whose error it is; if that has left, the next request asks the row what happened."""
+    _going_on.discard(task)
+    if not task.cancelled():
+        task.exception()  # else asyncio would log it as never retrieved
+    wake(left)
 
 
 class ThreadSteps(Steps):
