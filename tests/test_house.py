@@ -104,8 +104,8 @@ PRIVATE_OF_LIBRARIES: dict[str, tuple[set[str], str]] = {
         "Celery's mark of a call within a body: only its own tracer sets it",
     ),
     "integrations.django.capture": (
-        {"_iterator"},
-        "the parts of a response's public `streaming_content` refer to the response, which would never be collected",
+        {"_iterator", "_resource_closers"},
+        "a response's public `streaming_content` and `close` refer to it: with those it would never be collected",
     ),
     "integrations.django.convert": (
         {"_stream", "_read_started", "_pos"},

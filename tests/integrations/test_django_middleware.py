@@ -381,6 +381,14 @@ def test_the_work_of_a_page_that_django_drops_counts(open_api: Open) -> None:
         assert len(desk.orders) == 1
 
 
+def test_a_stream_can_be_closed_after_it_was_dropped(open_api: Open) -> None:
+    """As Django's test client does, if its caller has read a part."""
+    with open_api(), override_settings(MIDDLEWARE=[]):
+        close = Client().post("/decorated/stream", **EMPTY).close
+        gc.collect()
+        close()
+
+
 async def test_a_request_that_is_cancelled_while_it_waits_holds_nothing(open_api: Open) -> None:
     with open_api(wait=30.0):
         dedup: Dedup = gate().scoped("http")

@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
-from weakref import proxy
 
 from django.core.signals import got_request_exception
 from django.db import connections
@@ -258,8 +257,8 @@ def _watch(hold: Hold, response: HttpResponse) -> None:
     """
     take(hold.recorder, response)
     mark(response, hold.recorder.marks(stored=False))
-    close = vars(response).get("close") or partial(type(response).close, proxy(response))
-    response.close = hold.working()(close)  # the source may go on working when it is closed
+    # The source may go on working when it is closed.
+    response._resource_closers[:] = map(hold.working(), response._resource_closers)
     source, make_bytes = response._iterator, HttpResponse(charset=response.charset).make_bytes
     if response.is_async:
         response.streaming_content = _AsyncStream(hold, (make_bytes(part) async for part in source))
