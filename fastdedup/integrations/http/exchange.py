@@ -324,6 +324,8 @@ class AsgiExchange:
             leave(self._work)
             if self._timer is not None:
                 self._timer.cancel()  # the lease may have been lost meanwhile
+            if self._cancelled > 0:  # the handler has caught it, or something else has cancelled its task too
+                self.uncancel()
             if self.recorder is not None:
                 self.recorder.claim.settlement.unguard()
 
@@ -338,7 +340,6 @@ class AsgiExchange:
     async def _ran(self) -> None:
         recorder = self.recorder
         if recorder is None:
-            self.uncancel()
             return
         if recorder.counts_in_part and not self._stopping:
             await settle(recorder)
