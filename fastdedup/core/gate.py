@@ -15,7 +15,7 @@ from ..events import LeaseLost
 from ..kernel.codes import Code
 from ..kernel.granted import note_use
 from ..kernel.keyspace import Keyspace, Kind, names_of
-from ..kernel.operations import ClaimOp, Op, OwnerOp, Reply, SettleOp, Verdict
+from ..kernel.operations import ClaimOp, Op, OwnerOp, ReleaseOp, Reply, SettleOp, Verdict
 from ..kernel.owners import (
     Noted,
     draw_owner,
@@ -45,6 +45,14 @@ _STATES: Final = {
     "S": State.SUCCEEDED,
     "F": State.FAILED,
 }
+
+
+def was_released(op: OwnerOp, code: Reply) -> bool:
+    """True for LOST to a release that was sent again: the first one freed the key, or its lease had ended before.
+
+    Either way the owner has the key no more, as it wants, and another owner may have it.
+    """
+    return code == Code.LOST and isinstance(op, ReleaseOp) and op.resent
 
 
 class Gate(Executor):
@@ -133,7 +141,8 @@ class Gate(Executor):
             UnavailableError: neither the store nor the policy answered; repeating is safe.
         """
         key = names_of(op.wire)[1]
-        if await self.run(op) != Code.OK:
+        code = await self.run(op)
+        if code != Code.OK and not was_released(op, code):
             raise ClaimLostError(f"{key!r} is not held by this owner; nothing was changed")
         if isinstance(op, SettleOp) and self.tokens.has(op.wire):
             note_use(op)

@@ -24,6 +24,7 @@ from fastdedup.testing import FakeStore, fake_sync_dedup
 from ..faces import each_face, gate_of, told
 from ..proxy import Fate, Proxy, proxied
 from ..servers import RedisServer
+from ..sidecar.running import Sidecar as Served
 from ..sidecar.running import figure
 from ..sidecars import Sidecar
 from ..waiting import wait_until
@@ -113,6 +114,34 @@ async def test_a_settling_that_was_recorded_is_not_lost(
         claim = await dedup.claim("k", lease=60)
         await loses_the_reply(dedup, proxy, other, getattr(claim, how)("done", ttl=0.01))
         assert not claim.lost
+
+
+@pytest.mark.parametrize("ledger", [False, True])
+async def test_a_release_over_a_wire_that_was_done_is_not_lost(
+    redis_url: str, redis_server: RedisServer, ledger: bool
+) -> None:
+    """It said that nothing was changed: when it was sent again, another owner had the key that it had freed."""
+    named = ["REMEMBER", "orders"] if ledger else []
+    async with proxied(redis_server) as proxy, Dedup(redis_url) as other:
+        remember = other.ledger("orders", window=60, capacity=1000) if ledger else None
+        text = f'url = "{proxy.url}"\ntimeout = 5.0\n[ledgers.orders]\nwindow = 60\ncapacity = 1000\n'
+        sidecar = await asyncio.to_thread(Served(config=text).__enter__)
+
+        async def acquired() -> bool:
+            return (await other.claim("k", remember=remember)).acquired
+
+        try:
+            with sidecar.client() as client:
+                owner = (await asyncio.to_thread(client.execute_command, "FD.CLAIM", "k", *named))[1]
+                proxy.hold()
+                ask = asyncio.to_thread(client.execute_command, "FD.RELEASE", "k", owner, *named)
+                releasing = asyncio.ensure_future(ask)
+                await wait_until(acquired, description="another owner has the key")
+                proxy.cut()
+                proxy.forward()
+                assert await releasing == b"OK"
+        finally:
+            await asyncio.to_thread(sidecar.__exit__)
 
 
 async def test_a_store_for_tests_tells_of_an_outcome_that_is_lost_like_redis() -> None:
