@@ -142,10 +142,14 @@ Begin = Callable[[Namespaces, Any, Any], Begun]
 client's process."""
 
 
-def claim_in(home: Home, options: ClaimOptions, key: str, mark: bytes | None) -> Coroutine[Any, Any, Claim]:
-    """Return a claim to be awaited; arguments and errors as for `claim_call`."""
+def claim_in(
+    home: Home, options: ClaimOptions, key: str, mark: Any, *, token: bool = False
+) -> Coroutine[Any, Any, Claim]:
+    """Return a claim to be awaited; arguments and errors as for `claim_call`, or of a token as for `redeem_with`."""
     if isinstance(home, ServedLedger):
         return home.claim(options, key, mark)
+    if token:
+        return home.tokens.redeem_with(options, key, mark)
     return claim_call(home.gate, options, key, mark)
 
 

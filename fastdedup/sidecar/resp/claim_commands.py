@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from binascii import hexlify
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from time import monotonic
 from typing import Any, Final
 
 from ...claim import Claim
 from ...core.counters import outcome_of
-from ...core.options import ClaimOptions
 from ...errors import UnavailableError
 from ...gateway import Dedup
 from ...kernel.operations import ClaimOp, Verdict
@@ -112,14 +111,11 @@ class SlowClaim(TaskCommand):
             grants = ((self.dedup, wire, owner),)
         return verdict_reply(verdict, owner, self.resp3), verdict.outcome, grants
 
-    def call(self, options: ClaimOptions) -> Awaitable[Claim]:
-        """Return the claim, to be awaited."""
-        return claim_in(self.home, options, self._key, self._mark)
-
     async def _claim(self, named: Holding | None) -> Claim:
         """Claim; `named`: what a chosen owner holds then."""
         connection, dedup = self.connection, self.dedup
-        call = self.call(self._options.but(wait=max(0.0, self._ends - monotonic())))
+        options = self._options.but(wait=max(0.0, self._ends - monotonic()))
+        call = claim_in(self.home, options, self._key, self._mark, token=self.verb == "redeem")
         if not self._ephemeral:
             answer = await call
             if answer.acquired:
@@ -138,16 +134,6 @@ class SlowClaim(TaskCommand):
         if answer.acquired:
             connection.hold((dedup, *answer.settlement.held_key), answer.settlement.verdict.left_ms)
         return answer
-
-
-class SlowRedeem(SlowClaim):
-    """A token that is redeemed; `home` is a namespace."""
-
-    __slots__ = ()
-
-    def call(self, options: ClaimOptions) -> Awaitable[Claim]:
-        """Return the claim, to be awaited."""
-        return self.dedup.tokens.redeem_with(options, self._key, self._mark)
 
 
 # Claims under way

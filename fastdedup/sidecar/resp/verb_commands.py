@@ -17,7 +17,7 @@ from ..counters import outcome_found
 from ..releases import REMEMBERED, Grant, Undoable
 from ..verbs import BEGIN, dedup_of
 from ..wire_verbs import VERBS, Usage, WireVerb
-from .claim_commands import SlowRedeem
+from .claim_commands import SlowClaim
 from .connection import Command, RespConnection
 from .frames import OK, encode
 from .options import CommandOptions, check_count, read_command, read_options
@@ -33,7 +33,7 @@ def run(verb: WireVerb, connection: RespConnection, command: list[bytes]) -> Rep
     options = (read_of_ledger if verb.of_ledger else read_command)(verb.usage, command)
     if verb.name == "redeem":
         redeemed, token = connection.namespaces.dedup(options.namespace), options.token
-        return SlowRedeem(connection, command, "redeem", redeemed, token, options.subject, options).run()
+        return SlowClaim(connection, command, "redeem", redeemed, token, options.subject, options).run()
     home, begun = BEGIN[verb.name](connection.namespaces, options, connection.peer)
     place = VerbCommand(connection, command, verb, dedup_of(home), begun)
     if verb.name == "first":
