@@ -24,7 +24,8 @@ from fastdedup.stores.redis.scripts import pack
 
 from ..fixtures import fixture_with
 from ..servers import RedisServer
-from ..sidecar.running import DEADLINE, Sidecar, client, figure
+from ..sidecar.attacks import connect
+from ..sidecar.running import Sidecar, client, figure
 from ..waiting import wait_until
 
 # Fault: 500 pipelined FD.LEDGER of a client that may only read stopped the claims of all other tenants.
@@ -60,10 +61,8 @@ def test_claims_go_on_beside_them(server: RedisServer, tmp_path: Path, clients: 
         sidecar = stack.enter_context(Sidecar("--url", server.url, "--grace", "0.5", config=config))
         ask = stack.enter_context(sidecar.client())
         ask.execute_command("FD.FIRST", "ids", *range(60))
-        readers = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(clients)]
+        readers = [stack.enter_context(connect(path)) for _ in range(clients)]
         for each in readers:
-            each.settimeout(DEADLINE)
-            each.connect(str(path))
             each.sendall(sent)
         readers[0].recv(1, socket.MSG_PEEK)  # they have begun
         for number in range(CLAIMS):
@@ -140,8 +139,7 @@ async def test_a_read_whose_client_has_gone_takes_no_turn(server: RedisServer, p
         alone = commands() - before
         with server.frozen():
             for _ in range(READS):
-                with socket.socket(socket.AF_UNIX) as client:
-                    client.connect(str(sidecar.path))
+                with connect(sidecar.path) as client:
                     client.sendall(f"GET {path} HTTP/1.1\r\nhost: s\r\n\r\n".encode())
             await wait_until(
                 lambda: figure(sidecar.figures(), "fastdedup_sidecar_connections", wire="http") <= 1,

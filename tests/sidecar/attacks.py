@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from pathlib import Path
 
@@ -45,11 +46,11 @@ def push(raw: socket.socket, data: bytes) -> None:
         raw.settimeout(DEADLINE)
 
 
-def post(address: str, body: bytes) -> bytes:
-    return (
-        b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
-        % (address.encode(), len(body), body)
-    )
+def post(address: str, body: object) -> bytes:
+    """A request with this body: bytes, or anything else as JSON."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    head = b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    return head % (address.encode(), len(data)) + data
 
 
 def answered(raw: socket.socket, replies: int) -> bytes:

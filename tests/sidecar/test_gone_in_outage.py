@@ -10,6 +10,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from ..waiting import wait_until
+from .attacks import post
 from .conftest import Running, Serve
 
 
@@ -44,9 +45,7 @@ async def test_a_batch_whose_client_goes_in_an_outage_is_released_after_it(
         other.execute_command("FD.CLAIM", "other's", "LEASE", "600000")
         try:
             with sidecar.raw() as client:
-                body = json.dumps(batch).encode()
-                head = b"POST /v1/batch HTTP/1.1\r\nhost: fd\r\ncontent-length: %d\r\n\r\n" % len(body)
-                client.sendall(head + body)
+                client.sendall(post("/v1/batch", batch))
                 await wait_until(lambda: state() == "processing", description="the first claim is won")
                 redis_server.freeze()
                 await wait_until(lambda: state() == "unknown" and is_open(sidecar), description="an outage")

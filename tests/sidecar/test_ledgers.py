@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import socket
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from ..fixtures import fixture_with
 from ..killable import hold_still
 from ..servers import RedisServer
 from ..waiting import wait_until
+from .attacks import connect
 from .running import Sidecar, client, figure
 
 CONFIG = """
@@ -330,8 +330,7 @@ def test_a_client_that_goes_leaves_nothing_remembered(
     def clients() -> float:
         return figure(served.figures(), "fastdedup_connections", wire="resp")
 
-    with socket.socket(socket.AF_UNIX) as wire:
-        wire.connect(str(served.path))
+    with connect(served.path) as wire:
         wire.sendall(pack("PING"))
         assert wire.recv(16) == b"+PONG\r\n"
         assert clients() == 2

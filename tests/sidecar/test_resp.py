@@ -28,6 +28,7 @@ from ..fixtures import fixture_with
 from ..sidecars import Sidecar
 from ..virtual import virtual, virtual_loop
 from ..waiting import wait_until
+from .attacks import connect as raw_to
 from .conftest import BriskServer
 
 sidecar = fixture_with(lambda server: Sidecar(server.url), scope="module")
@@ -203,9 +204,7 @@ def test_a_hello_changes_no_reply_before_it(sidecar: Sidecar) -> None:
         named = pack("FD.CLAIM", f"named:{tag}", "OWNER", "me")
         return pack("FD.CLAIM", f"drawn:{tag}") + named + pack("FD.GET", "absent") + pack("FD.EVICTION")
 
-    with socket.socket(socket.AF_UNIX) as raw:
-        raw.settimeout(10)
-        raw.connect(str(sidecar.socket))
+    with raw_to(sidecar.socket) as raw:
         raw.sendall(asked("2") + pack("HELLO", "3") + asked("3") + pack("HELLO", "2") + pack("QUIT"))
         told = b"".join(iter(partial(raw.recv, 65_536), b""))
     before, between = told.split(b"server", 1)[0], told.split(b"server")[1]
@@ -294,9 +293,7 @@ async def test_an_ephemeral_claim_that_was_settled_stays(sidecar: Sidecar, clien
     ],
 )
 def test_what_is_no_command_is_said_and_hung_up_on(sidecar: Sidecar, data: bytes, message: bytes) -> None:
-    with socket.socket(socket.AF_UNIX) as raw:
-        raw.settimeout(10)
-        raw.connect(str(sidecar.socket))
+    with raw_to(sidecar.socket) as raw:
         raw.sendall(pack("PING") + data)
         answer = b"".join(iter(lambda: raw.recv(4096), b""))
         assert answer.startswith(b"+PONG\r\n-ERR Protocol error: ")

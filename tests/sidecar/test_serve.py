@@ -22,6 +22,8 @@ from fastdedup.sidecar.paths import default_socket
 from ..programs import ended
 from ..servers import RedisServer
 from ..waiting import wait_until
+from .attacks import connect, post
+from .fuzz import pack
 from .running import DEADLINE, Sidecar, client, environment, figure, paste
 
 NAMESPACE = "drained"
@@ -138,8 +140,7 @@ def test_it_takes_systemds_socket_and_says_when_it_is_ready_and_when_it_stops(tm
         finally:
             process.kill()
         assert path.exists()  # it is systemd's
-        with socket.socket(socket.AF_UNIX) as waits:
-            waits.connect(str(path))  # in systemd's socket, for the next sidecar
+        connect(path).close()  # it waits in systemd's socket, for the next sidecar
 
 
 # Ending
@@ -192,11 +193,7 @@ class Load:
             for turn in range(1_000_000):
                 key = f"http:{number}:{turn}"
                 self.unanswered.add(key)
-                body = json.dumps({"key": key}).encode()
-                writer.write(
-                    b"POST /v1/claims HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-                    b"content-length: %d\r\n\r\n%b" % (len(body), body)
-                )
+                writer.write(post("/v1/claims", {"key": key}))
                 head = await reader.readuntil(b"\r\n\r\n")
                 size = re.search(rb"content-length: (\d+)", head.lower())
                 assert size is not None
@@ -297,11 +294,8 @@ async def test_what_was_answered_in_an_outage_is_in_the_store_when_it_has_stoppe
 def start_waiting(sidecar: Sidecar) -> socket.socket:
     """A client that waits for a minute for a key that somebody holds."""
     assert claim(sidecar, "held")[0] == b"acquired"
-    waits = socket.socket(socket.AF_UNIX)
-    waits.settimeout(DEADLINE)
-    waits.connect(str(sidecar.path))
-    words = [b"FD.CLAIM", b"held", b"WAIT", b"60000"]
-    waits.sendall(b"*4\r\n" + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words))
+    waits = connect(sidecar.path)
+    waits.sendall(pack(b"FD.CLAIM", b"held", b"WAIT", b"60000"))
     return waits
 
 
@@ -321,16 +315,12 @@ async def test_requests_behind_the_running_one_have_not_run(redis_url: str) -> N
     """They are pipelined. The answer before them says that the connection ends, so they may be sent again."""
     with (
         Sidecar("--url", redis_url, "--namespace", NAMESPACE) as sidecar,
-        socket.socket(socket.AF_UNIX) as wire,
-        socket.socket(socket.AF_UNIX) as idle,
+        connect(sidecar.path) as wire,
+        connect(sidecar.path) as idle,
     ):
         assert claim(sidecar, "held")[0] == b"acquired"
-        for each in (wire, idle):
-            each.settimeout(DEADLINE)
-            each.connect(str(sidecar.path))
-        bodies = [b'{"key":"held","wait":60000}', b'{"key":"behind"}']
-        head = b"POST /v1/claims HTTP/1.1\r\nhost: sidecar\r\ncontent-length: %d\r\n\r\n%b"
-        wire.sendall(b"".join(head % (len(body), body) for body in bodies))
+        waits = post("/v1/claims", {"key": "held", "wait": 60_000})
+        wire.sendall(waits + post("/v1/claims", {"key": "behind"}))
         idle.sendall(b"*1\r\n$4\r\nPING\r\n")
         assert idle.recv(100) == b"+PONG\r\n"  # the sidecar has read what came before
         assert sidecar.process is not None
