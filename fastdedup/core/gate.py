@@ -50,7 +50,7 @@ _STATES: Final = {
 def was_released(op: OwnerOp, code: Reply) -> bool:
     """True for LOST to a release that was sent again: the first one freed the key, or its lease had ended before.
 
-    Either way the owner has the key no more, as it wants, and another owner may have it.
+    Either way the owner has the key no more, and another owner may have it.
     """
     return code == Code.LOST and isinstance(op, ReleaseOp) and op.resent
 
