@@ -121,9 +121,8 @@ def _whole(value: object, what: str = "a whole number") -> object:
     return value
 
 
-def _whole_ms(value: object) -> object:
-    """Return a number of milliseconds. The error names the unit: "30s" and 0.5 are meant in seconds."""
-    return _whole(value, "a whole number of milliseconds")
+# The error names the unit: "30s" and 0.5 are meant in seconds.
+_whole_ms: Final = partial(_whole, what="a whole number of milliseconds")
 
 
 def _without_most(schema: dict[str, Any]) -> None:
