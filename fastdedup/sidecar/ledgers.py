@@ -91,8 +91,11 @@ class ServedLedger:
 
     def _ids(self, ids: Sequence[Any]) -> Sequence[Any]:
         """Return ids as the ledger takes them: RESP has no integers among its arguments."""
-        bounded = _bounded(ids)
-        return list(map(number_in, bounded)) if self._ledger.dense else bounded
+        if len(ids) > MAX_IDS:
+            raise InvalidKeyError(
+                f"a call takes at most {MAX_IDS} ids, got {len(ids)}: send them in several calls"
+            )
+        return list(map(number_in, ids)) if self._ledger.dense else ids
 
     # Claims whose success it remembers
 
@@ -187,14 +190,6 @@ def make_ledgers(settings: Mapping[str, Mapping[str, Any]], dedups: Mapping[str,
         own = {key: value for key, value in options.items() if key != "namespace"}
         made.append(ServedLedger(dedup, dedup.ledger(name, **own)))
     return Ledgers(made)
-
-
-def _bounded(ids: Sequence[Any]) -> Sequence[Any]:
-    if len(ids) > MAX_IDS:
-        raise InvalidKeyError(
-            f"a call takes at most {MAX_IDS} ids, got {len(ids)}: send them in several calls"
-        )
-    return ids
 
 
 async def _each(ask: Callable[[Any], Awaitable[bool]], ids: Sequence[Any]) -> list[bool]:
