@@ -47,12 +47,14 @@ _STATES: Final = {
 }
 
 
-def was_released(op: OwnerOp, code: Reply) -> bool:
-    """True for LOST to a release that was sent again: the first one freed the key, or its lease had ended before.
+def lost_error(key: str, op: OwnerOp) -> ClaimLostError:
+    """Return the error for an owner that keeps no `Claim`, and whose operation did not find the key in its hands.
 
-    Either way the owner has the key no more, and another owner may have it.
+    If the reply to the first sending was lost, that one may have settled the claim or freed the key.
     """
-    return code == Code.LOST and isinstance(op, ReleaseOp) and op.resent
+    unsure = isinstance(op, ReleaseOp | SettleOp) and op.resent
+    effect = "a reply was lost, so whether this changed it is not known" if unsure else "nothing was changed"
+    return ClaimLostError(f"{key!r} is not held by this owner; {effect}", outage=unsure)
 
 
 class Gate(Executor):
@@ -136,14 +138,13 @@ class Gate(Executor):
         """Send what an owner does to its claim, on behalf of an owner that keeps no `Claim`.
 
         Raises:
-            ClaimLostError: it is not, or no longer, the owner's; nothing was changed.
+            ClaimLostError: it is not, or no longer, the owner's; see `lost_error`.
             ForeignRecordError: the key holds a value that fastdedup did not write.
             UnavailableError: neither the store nor the policy answered; repeating is safe.
         """
         key = names_of(op.wire)[1]
-        code = await self.run(op)
-        if code != Code.OK and not was_released(op, code):
-            raise ClaimLostError(f"{key!r} is not held by this owner; nothing was changed")
+        if await self.run(op) != Code.OK:
+            raise lost_error(key, op)
         if isinstance(op, SettleOp) and self.tokens.has(op.wire):
             note_use(op)
         self.recent.pop(key, None)

@@ -10,9 +10,9 @@ from typing import Any, TypeVar, cast
 
 from ..claim import Claim
 from ..claiming import claim_call
-from ..core.gate import was_released
+from ..core.gate import lost_error
 from ..core.options import ClaimOptions
-from ..errors import ClaimLostError, ConfigError, InvalidKeyError, ShortfallError, UnavailableError
+from ..errors import ConfigError, InvalidKeyError, ShortfallError, UnavailableError
 from ..gateway import Dedup
 from ..kernel.codes import Code
 from ..kernel.operations import OwnerOp
@@ -135,10 +135,8 @@ class ServedLedger:
                 found = Code.STALE if code is Code.LOST else cast(Code, code)
                 place = await self._ledger.place_of(key, found)
                 if code is Code.LOST and place.bucket == former.bucket:
-                    if was_released(op, code):
-                        return op
                     break
-        raise ClaimLostError(f"{key!r} is not held by this owner; nothing was changed")
+        raise lost_error(key, op)
 
     def _wire(self, key: str, place: LedgerPlace) -> bytes:
         gate = self.dedup.gate
