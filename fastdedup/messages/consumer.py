@@ -11,6 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from time import monotonic
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
@@ -109,8 +110,8 @@ class BrokerConsumer(ABC, Generic[Message, JobT]):
             ConfigError: the broker is not set up; the message says what is missing.
             UsageError: the consumer has ended before.
         """
-        if self._has_ended:  # its `run` would return at once, and no message would be taken
-            raise UsageError(f"the consumer {self.name!r} has ended, and cannot begin again: make a new one")
+        if self._has_ended:
+            raise self._over()
         await heeding_cancel(self._open())
         self._is_open = True
         return self
@@ -147,12 +148,16 @@ class BrokerConsumer(ABC, Generic[Message, JobT]):
         for job in tuple(self._jobs):
             job.give_up()
 
+    def _over(self) -> UsageError:
+        """Return the error for a consumer that has ended: a `run` would return at once, and take no message."""
+        return UsageError(f"the consumer {self.name!r} has ended, and cannot begin again: make a new one")
+
     def _checked(self, handler: Any) -> Handler:
         """Return the handler, if `run` may begin.
 
         Raises:
             ConfigError: the handler is not async, or takes other arguments.
-            UsageError: the consumer or its gate is not open, or `run` is at work already.
+            UsageError: the consumer or its gate is not open, it has ended, or `run` is at work already.
         """
         checked = self._deliveries.check_handler(handler)
         if self._is_running:
@@ -161,6 +166,8 @@ class BrokerConsumer(ABC, Generic[Message, JobT]):
             )
         if not self._is_open:
             raise UsageError("the consumer is not open: write `async with Consumer(…) as consumer:`")
+        if self._stop.is_set() and self._runner is not None:
+            raise self._over()
         self._deliveries.check_open()
         return checked
 
@@ -226,7 +233,7 @@ class BrokerConsumer(ABC, Generic[Message, JobT]):
 
         Raises:
             ConfigError: the handler is not async; the gate or the inbox is set up wrongly.
-            UsageError: the consumer or its gate is not open, or `run` is at work already.
+            UsageError: the consumer or its gate is not open, it has ended, or `run` is at work already.
             RuntimeError: one of its own tasks was cancelled, and not `run`.
             an error of the broker's client that a retry cannot fix.
         """
@@ -338,10 +345,12 @@ class BrokerConsumer(ABC, Generic[Message, JobT]):
             decision = await self._deliveries.handle(
                 job.message, handler, lay, failed=failed, again=again, is_cancelled=self._is_cancelled
             )
+            if decision.action is Action.RETRY:  # a copy counts also what was tried here, before a twin
+                failed = max(failed, decision.attempts)
+                decision = replace(decision, attempts=failed)
             if decision.action is not Action.RETRY or await self._comes_again(job, decision):
                 job.is_at_work = False
                 return decision
-            failed = max(failed, decision.attempts)
             job.is_begun = False
             await self._pause(job, self._retry_delay)
 

@@ -12,6 +12,7 @@ What happens after a failure, by the part that failed:
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -24,14 +25,14 @@ from ..ledger.client import Ledger
 from ..log_throttle import LogThrottle
 from ..sql.bridge import Begin
 from ..sql.inbox import Inbox
-from .decisions import Action, Counts, Decision, log
+from .decisions import Action, Counts, Decision, Reason, log
 from .delivery import Delivery, Handler, Lay
 from .failed_attempts import FailedAttempts
 from .gated import GatedWay
 from .holding import HeldMessage, Pauses
 from .in_inbox import InboxWay
 from .memory import check_ledger, check_memory, seconds_known
-from .rules import MessageRules
+from .rules import LAYING_PAUSE, MessageRules
 
 
 class Deliveries:
@@ -236,6 +237,10 @@ class Deliveries:
             decision = await self._way.decide(delivery)
         except (InvalidKeyError, ForeignRecordError) as error:
             decision = self.rules.without_key(error, delivery.key or None)
+        if (
+            decision.reason is Reason.IN_PROGRESS
+        ):  # no attempt is spent, so only this pause keeps it from spinning
+            await asyncio.sleep(max(0.0, LAYING_PAUSE - self.rules.wait - self.rules.retry_delay))
         if decision.action is Action.DEAD_LETTER:
             await delivery.bury(decision)
         self.counts.count(decision)

@@ -32,7 +32,7 @@ _LEAST_PAUSE: Final = 0.2
 _MOST_PAUSE: Final = 0.7
 """Seconds until a held message asks again: the longest time until it notices that the store is back."""
 LAYING_PAUSE: Final = 0.1
-"""Seconds at least until the broker is asked again to take a dead letter."""
+"""Seconds at least until the broker is asked again to take a dead letter, or a message meets its twin again."""
 REFUSED_PAUSE: Final = 1.0
 """Seconds until a broker that has refused a message which is to come again is asked again."""
 WAIT: Final = 5.0

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, nullcontext
 from datetime import timedelta
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import aiosqlite
@@ -19,6 +20,7 @@ from fastdedup.events import ConsumerPaused, ConsumerResumed, DeadLettered, Even
 from fastdedup.messages import Action, Decision, MessageRules, Reason, body_digest
 from fastdedup.messages.deliveries import Deliveries
 from fastdedup.messages.keys import gate_key, text_of
+from fastdedup.messages.rules import LAYING_PAUSE
 from fastdedup.messages.settings import deliveries_of
 from fastdedup.sql import Inbox
 from fastdedup.sql.rules import TABLE
@@ -344,6 +346,17 @@ async def test_a_delay_of_less_than_a_millisecond_is_none(open_consumer: Open) -
         assert told(await consumer.get()) == (Action.RETRY, Reason.FAILED)
         consumer.then = lambda: None
         assert (await consumer.get()).reason is Reason.FIRST
+
+
+async def test_a_twin_at_work_is_not_met_again_at_once(open_consumer: Open) -> None:
+    """No attempt is spent, so the message would come again without end, thousands of times a second."""
+    async with open_consumer(wait=0.0, retry_delay=0.0) as consumer:
+        first, end = await consumer.begin()
+        since = monotonic()
+        assert (await consumer.get()).reason is Reason.IN_PROGRESS
+        assert monotonic() - since > LAYING_PAUSE / 2  # the clock of a loop is coarse
+        end.set()
+        await first
 
 
 async def test_a_failure_that_cannot_be_told_is_no_success(server: RedisServer, events: list[Event]) -> None:
