@@ -7,31 +7,29 @@ without end, because other tasks need it: a message that meets an outage of `HOL
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final
 
 from ..admin.resolving import check_resolve
-from ..admin.takeover import Resolved
 from ..backoff import Backoff
 from ..checks import named
 from ..claim import Claim as AsyncClaim
-from ..codec import UNSTORABLE
 from ..core.options import ClaimOptions
+from ..core.settlement import Settlement
 from ..downstream import claimed_work
 from ..errors import (
     ClaimLostError,
     ConfigError,
-    DedupError,
     ForeignRecordError,
     InProgressError,
     InvalidKeyError,
-    ResultError,
     UnavailableError,
     error_text,
 )
 from ..log_throttle import LogThrottle
 from ..model import Outcome
+from ..results.declared import LostResult
 from ..sync.claim import Claim
 from ..sync.claiming import claim_now
 from ..sync.gateway import Dedup
@@ -39,9 +37,9 @@ from ..sync.ledger import Ledger
 from ..sync.resolving import SyncCheck, asked
 from .decisions import Action, Decision, Reason, log
 from .failed_attempts import FailedAttempts
-from .gated import reopen
+from .gated import done_before, reopen, settle, succeed
 from .memory import check_ledger
-from .rules import REFUSED_PAUSE, MessageRules, abandoned, may_be_done, pause_of_hold
+from .rules import REFUSED_PAUSE, MessageRules, pause_of_hold
 
 WAIT: Final = 1.0
 """Seconds to wait in a worker's slot for a twin at work, by default. Asyncio's consumers have no slots."""
@@ -108,20 +106,16 @@ class Attempt:
         `pack`: returns a result in the form that is kept. If it raises, duplicates get an error in its place.
         """
         try:
-            packed = pack(result)
+            kept = self._rules.kept(pack(result))
         except Exception as error:  # noqa: BLE001 -- the serializer may be the user's own
-            self._not_kept(_repr_of(error))
-            self._settle(ResultError(UNSTORABLE), succeeded=False)
-        else:
-            self._settle(self._rules.kept(packed), instead=self._not_kept)
+            kept = LostResult(pack, result, _repr_of(error))
+        self._tell(lambda held: succeed(held, self._rules, kept))
         return self._rules.of_success(self.key, self.number, result)
-
-    def _not_kept(self, why: object) -> None:
-        log.warning("task %r: a result is not kept: %s", self._rules.consumer, why)
 
     def fail(self, error: BaseException) -> Decision:
         """Free the key for the next attempt; after the last one record the failure, for duplicates."""
-        return self._lost() or self._undone(self._rules.of_error(self.key, self.number, error))
+        decision = self._rules.of_error(self.key, self.number, error, is_lost=self.claim.lost)
+        return decision if decision.reason is Reason.LOST else self._undone(decision)
 
     def exhaust(self) -> Decision | None:
         """Record a failure if earlier deliveries have spent all attempts; return None if an attempt is left."""
@@ -135,44 +129,30 @@ class Attempt:
         """
         try:
             answer = asked(self.claim, check, self.number)
+            if answer is not None:
+                self.done = done_before(self._rules, self.claim.asynchronous, self.key, answer)
         except Exception as error:  # noqa: BLE001 -- an attempt that failed, whatever it is
             failed_attempts.tell(self.key, self.number, error)
             return self.fail(error)
         except BaseException:
             self.free()
             raise
-        if answer is None:
-            return None
-        if (lost := self._lost()) is not None:
-            return lost
-        if answer.kind is Resolved.UNKNOWN:
-            return self.fail(abandoned(answer))
-        if answer.kind is Resolved.DONE:
-            self.done = (answer.value,)
         return None
 
-    def _lost(self) -> Decision | None:
-        """Decide on a message that lost its lease: another worker may have it now, so it is no dead letter yet."""
-        return self._rules.of_lost_lease(self.key, self.number) if self.claim.lost else None
-
-    def free(self, *, after: float = 0.0) -> None:
-        """Free the key, after so many seconds. If the store does not answer then, its lease ends by itself."""
-        with suppress(Exception):
-            self.claim.free(after=after)
+    def free(self) -> None:
+        """Free the key. If the store does not answer, its lease ends by itself."""
+        self._tell(Settlement.free)
 
     def _undone(self, decision: Decision) -> Decision:
         error = decision.error
-        if decision.action is not Action.DEAD_LETTER or error is None:
-            self.free(after=self._rules.retry_delay)
-            return decision
-        # As long as for a success if the work may be done.
-        recorded, done = self._record(error), may_be_done(error)
-        self._settle(recorded, succeeded=False, done=done, instead=lambda _: error)
+        told = None if error is None or decision.action is not Action.DEAD_LETTER else self._record(error)
+        self._tell(lambda held: settle(held, decision, self._rules.retry_delay, told))
         return decision
 
-    def _settle(self, outcome: Any, **how: Any) -> None:
-        with suppress(DedupError):  # the lease has ended, or ends by itself
-            self.claim.say(lambda claim: claim.settlement.record(outcome, **how))
+    def _tell(self, outcome: Callable[[Settlement], Coroutine[Any, Any, Any]]) -> None:
+        """Tell the gate an outcome, in its own thread."""
+        with suppress(Exception):  # the lease has ended, or ends by itself
+            self.claim.say(lambda claim: outcome(claim.settlement))
 
 
 class BlockingWay:

@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..admin.resolving import Check, answer_of, takeover_of
-from ..admin.takeover import Resolved
+from ..admin.takeover import Resolution, Resolved
 from ..claim import Claim
 from ..claiming import claim_call
 from ..codec import is_unstorable
@@ -100,18 +100,13 @@ class GatedWay:
                 if hasattr(claim.settlement, "trace"):
                     claim.settlement.fault = error
                 self._failed_attempts.tell(key, attempt, error)
-                if claim.lost:  # another consumer may be at work by now, so this is no dead letter yet
-                    return rules.of_lost_lease(key, attempt)
-                decision = rules.of_error(key, attempt, error)
+                decision = rules.of_error(key, attempt, error, is_lost=claim.lost)
+                if decision.reason is Reason.LOST:
+                    return decision
             else:
                 delivery.done = done = rules.of_success(key, attempt, result)
                 claim.settlement.note_done()
-                kept = rules.kept(result)
-                if isinstance(kept, LostResult):
-                    not_kept(rules, kept.why)
-                    await kept.record(claim.settlement)
-                else:
-                    await claim.settlement.record(kept, instead=lambda error: not_kept(rules, error))
+                await succeed(claim.settlement, rules, rules.kept(result))
                 return done
         # Before its failure is recorded: else a crash here would lose it.
         if decision.action is Action.DEAD_LETTER:
@@ -122,21 +117,32 @@ class GatedWay:
     async def _result_of(self, delivery: Delivery, claim: Claim) -> Any:
         """Return what the handler returns, or the result of an earlier attempt that had done the work.
 
-        Raises:
-            AbandonedError: `resolve=` cannot know whether an earlier attempt has done the work.
-            ClaimLostError: the lease was lost while the check ran, which then outlived its cancellation.
+        Raises: the errors of `done_before`.
         """
         takeover = None if self._resolve is None else takeover_of(claim, delivery.attempt)
         if takeover is not None:
             assert self._resolve is not None
             answer = await delivery.result_of(answer_of(self._resolve, takeover))
-            if claim.lost:  # the lost lease cancelled the check, which ignored that
-                raise claim.settlement.lost_error()
-            if answer.kind is Resolved.DONE:
-                return self._rules.resolved(delivery.key, answer.value)
-            if answer.kind is Resolved.UNKNOWN:
-                raise abandoned(answer)
+            if (done := done_before(self._rules, claim, delivery.key, answer)) is not None:
+                return done[0]
         return await delivery.work()
+
+
+# What this way and `fastdedup.messages.blocking`, the one without asyncio, do alike
+
+
+def done_before(rules: MessageRules, claim: Claim, key: str, answer: Resolution) -> tuple[Any] | None:
+    """Return the result of an earlier attempt by the answer of `resolve=`, in a tuple; None if the work has to run.
+
+    Raises:
+        AbandonedError: `resolve=` cannot know whether an earlier attempt has done the work.
+        ClaimLostError: the lease was lost while the check ran, which could not be stopped, or did not stop.
+    """
+    if claim.lost:
+        raise claim.settlement.lost_error()
+    if answer.kind is Resolved.UNKNOWN:
+        raise abandoned(answer)
+    return (rules.resolved(key, answer.value),) if answer.kind is Resolved.DONE else None
 
 
 def not_kept(rules: MessageRules, error: DedupError | str) -> None:
@@ -144,18 +150,37 @@ def not_kept(rules: MessageRules, error: DedupError | str) -> None:
     log.warning("consumer %r: a result is not kept: %s", rules.consumer, error)
 
 
-async def settle(settlement: Settlement, decision: Decision, delay: float) -> None:
+async def succeed(settlement: Settlement, rules: MessageRules, kept: Any) -> None:
+    """Record that a message is done. `kept`: its result in its kept form, or a `LostResult`. Errors: see `record`."""
+    if isinstance(kept, LostResult):
+        not_kept(rules, kept.why)
+        await kept.record(settlement)
+    else:
+        await settlement.record(kept, instead=lambda error: not_kept(rules, error))
+
+
+async def settle(settlement: Settlement, decision: Decision, delay: float, told: Any = None) -> None:
     """Tell the gate that a message was not done. If that fails, its lease ends by itself at the latest.
 
-    `delay`: seconds until the next attempt may begin.
+    Args:
+        settlement: its claim's.
+        decision: the decision on it.
+        delay: seconds until the next attempt may begin.
+        told: what duplicates get if it has failed for good, by default the error; the error if it cannot be stored.
     """
     if decision.reason is Reason.MISMATCH:  # of the inbox: another message, which did not fail, has the key
         await settlement.free()
     elif decision.action is not Action.DEAD_LETTER:
         await settlement.free(after=delay)
     else:
+        error = decision.error
         with suppress(DedupError):
-            await settlement.record(decision.error, succeeded=False, done=may_be_done(decision.error))
+            await settlement.record(
+                error if told is None else told,
+                succeeded=False,
+                done=may_be_done(error),
+                instead=lambda _: error,
+            )
         settlement.abandon()  # else leaving `async with` would record a success
 
 

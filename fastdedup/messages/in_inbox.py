@@ -178,10 +178,8 @@ class InboxWay:
                     holds = transactions.is_lost and not was_lost
                     if transactions.has_begun and is_failure(fault) and not holds:
                         self._failed_attempts.tell(delivery.key, attempt, fault)
-                        # If the lease is lost, another consumer waits for this row, or is at work.
-                        if claim is not None and claim.lost:
-                            return self._rules.of_lost_lease(delivery.key, attempt)
-                        return self._rules.of_error(delivery.key, attempt, fault)
+                        is_lost = claim is not None and claim.lost
+                        return self._rules.of_error(delivery.key, attempt, fault, is_lost=is_lost)
                     if not isinstance(fault, Exception):
                         raise
                     was_lost = was_lost or holds

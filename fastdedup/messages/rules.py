@@ -200,8 +200,13 @@ class MessageRules:
         """Decide on a message whose work is done."""
         return Decision(Action.ACK, Reason.FIRST, key, attempt, result)
 
-    def of_error(self, key: str, attempt: int, error: BaseException) -> Decision:
-        """Decide on a message at which the handler raised."""
+    def of_error(self, key: str, attempt: int, error: BaseException, *, is_lost: bool) -> Decision:
+        """Decide on a message at which the handler raised.
+
+        `is_lost`: its lease is lost, so another consumer may be at work by now: this is no dead letter yet.
+        """
+        if is_lost:
+            return self.of_lost_lease(key, attempt)
         # After the handler's own commit() the next delivery would be a duplicate, though not all of the work is done.
         last = attempt >= self.attempts or isinstance(error, DeadLetterError | TransactionEndedError)
         action = Action.DEAD_LETTER if last else Action.RETRY
