@@ -186,6 +186,8 @@ class Consumer(BrokerConsumer[AbstractIncomingMessage, Job]):
         for _ in range(self._prefetch):
             self._start_beside(partial(self._serve, handout))
         if not isinstance(channel, AbstractRobustChannel):
+            if channel.is_closed:
+                self._on_close(channel)
             self._start_beside(partial(self._watch, underlay, self._tag))
         await self._stop.wait()
         await self._leave()
@@ -300,7 +302,8 @@ class Consumer(BrokerConsumer[AbstractIncomingMessage, Job]):
         self._late.clear()
 
     def _on_close(self, channel: Any, error: BaseException | None = None) -> None:
-        if not self._stop.is_set():
+        # Before it has a tag, the call under way raises the broker's own error, which must not come second.
+        if self._tag is not None and not self._stop.is_set():
             self._give_up(ConnectionError(f"the channel of {self._queue.name!r} was closed: {error}"))
 
     async def _watch(self, underlay: Any, tag: str) -> None:
