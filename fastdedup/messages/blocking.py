@@ -14,7 +14,6 @@ from typing import Any, Final
 from ..admin.resolving import check_resolve
 from ..backoff import Backoff
 from ..checks import named
-from ..claim import Claim as AsyncClaim
 from ..core.options import ClaimOptions
 from ..core.settlement import Settlement
 from ..downstream import claimed_work
@@ -117,16 +116,19 @@ class Attempt:
         decision = self._rules.of_error(self.key, self.number, error, is_lost=self.claim.lost)
         return decision if decision.reason is Reason.LOST else self._undone(decision)
 
-    def exhaust(self) -> Decision | None:
-        """Record a failure if earlier deliveries have spent all attempts; return None if an attempt is left."""
-        decision = self._rules.exhausted(self.key, self.number)
-        return None if decision is None else self._undone(decision)
+    def resolve(self, check: SyncCheck | None, failed_attempts: FailedAttempts) -> Decision | None:
+        """Return the decision on a message that cannot go on: earlier deliveries have spent all its attempts, or so
+        the check says.
 
-    def resolve(self, check: SyncCheck, failed_attempts: FailedAttempts) -> Decision | None:
-        """Ask if an earlier attempt has done the work; return the decision on a message that cannot go on.
-
-        `failed_attempts`: logs an error of the check.
+        Args:
+            check: asked if an earlier attempt has done the work; None if that is not asked.
+            failed_attempts: logs an error of the check.
         """
+        exhausted = self._rules.exhausted(self.key, self.number)
+        if exhausted is not None:
+            return self._undone(exhausted)
+        if check is None:
+            return None
         try:
             answer = asked(self.claim, check, self.number)
             if answer is not None:
@@ -220,18 +222,13 @@ class BlockingWay:
             return Decision(Action.RETRY, Reason.UNAVAILABLE, key, error=error)
 
     def _begin(self, key: str, mark: Any, failed: int, again: bool) -> Attempt | Decision:
-        claim = self._claim(key, mark)
-        if again and isinstance(claim, Claim) and claim.outcome is Outcome.FAILED:
-            claim = self._reopened(key, mark, claim.asynchronous)
+        claim = self._claim(key, mark, again)
         if isinstance(claim, Decision):
             return claim
         if not claim.acquired:
             return self.rules.of_duplicate(key, claim)
         attempt = Attempt(self.rules, self._record, key, claim, max(failed + 1, claim.attempt))
-        stopped = attempt.exhaust()
-        if stopped is None and self._resolve is not None:
-            stopped = attempt.resolve(self._resolve, self.failed_attempts)
-        return stopped or attempt
+        return attempt.resolve(self._resolve, self.failed_attempts) or attempt
 
     def delay(self, decision: Decision, delayed: int) -> float:
         """Return the seconds until a message that is to be retried shall come again.
@@ -257,20 +254,19 @@ class BlockingWay:
             return False
         return True
 
-    def _reopened(self, key: str, mark: Any, failed: AsyncClaim) -> Claim | Decision:
-        """Forget a failure that was recorded, and claim again."""
-        try:
-            self._dedup.bound.run(lambda dedup: reopen(dedup, self.rules.gate_key(key), failed))
-        except (ClaimLostError, InProgressError, UnavailableError) as error:  # it may not be forgotten yet
-            return Decision(Action.RETRY, Reason.UNAVAILABLE, key, error=error)
-        return self._claim(key, mark)
-
-    def _claim(self, key: str, mark: Any) -> Claim | Decision:
-        ends = time.monotonic() + HOLD
+    def _claim(self, key: str, mark: Any, again: bool) -> Claim | Decision:
+        """Claim the key. `again`: a failure that was recorded is forgotten first, as soon as it may be."""
+        ends, gate_key = time.monotonic() + HOLD, self.rules.gate_key(key)
         while True:
             try:
-                return claim_now(self._dedup.bound, self._options, self.rules.gate_key(key), mark)
-            except UnavailableError as error:
+                claim = claim_now(self._dedup.bound, self._options, gate_key, mark)
+                if not again or claim.outcome is not Outcome.FAILED:
+                    return claim
+                failed = claim.asynchronous
+                self._dedup.bound.run(lambda dedup: reopen(dedup, gate_key, failed))  # noqa: B023 -- run at once
+                again = False  # not before: a try that failed is repeated
+                continue
+            except (ClaimLostError, InProgressError, UnavailableError) as error:
                 if time.monotonic() >= ends:
                     return Decision(Action.RETRY, Reason.UNAVAILABLE, key, error=error)
             time.sleep(pause_of_hold())
