@@ -173,7 +173,8 @@ def wrong_type(given: object, name: str, wanted: str) -> ConfigError:
         name: the argument, and the call that takes it.
         wanted: the class.
     """
-    return ConfigError(f"{name} must be a {wanted}, got {type(given).__module__}.{named(given)}")
+    kind = "None" if given is None else f"{type(given).__module__}.{named(given)}"
+    return ConfigError(f"{name} must be a {wanted}, got {kind}")
 
 
 def check_flag(value: Any, name: str) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from ..admin.resolving import check_resolve
 from ..backoff import Backoff
-from ..checks import named
+from ..checks import wrong_type
 from ..core.options import ClaimOptions
 from ..core.settlement import Settlement
 from ..downstream import claimed_work
@@ -56,11 +56,8 @@ def check_gate(dedup: Any) -> Dedup:
     """
     if isinstance(dedup, Dedup):
         return dedup
-    kind = "None" if dedup is None else f"{type(dedup).__module__}.{named(dedup)}"
-    raise ConfigError(
-        f"dedup= must be a fastdedup.sync.Dedup, got {kind}: these tasks are synchronous. "
-        "Write `from fastdedup.sync import Dedup`"
-    )
+    wrong = wrong_type(dedup, "dedup=", "fastdedup.sync.Dedup")
+    raise ConfigError(f"{wrong}: these tasks are synchronous. Write `from fastdedup.sync import Dedup`")
 
 
 def _repr_of(error: BaseException) -> str:
@@ -76,11 +73,11 @@ class Attempt:
         done: the result of an earlier attempt that had done the work, in a tuple; None if the work has to run.
     """
 
-    __slots__ = ("_record", "_rules", "claim", "done", "key", "number")
+    __slots__ = ("_rules", "_way", "claim", "done", "key", "number")
 
-    def __init__(self, rules: MessageRules, record: Record, key: str, claim: Claim, number: int) -> None:
-        self._rules = rules
-        self._record = record
+    def __init__(self, way: BlockingWay, key: str, claim: Claim, number: int) -> None:
+        self._way = way
+        self._rules = way.rules
         self.key = key
         self.claim = claim
         self.number = number
@@ -116,25 +113,19 @@ class Attempt:
         decision = self._rules.of_error(self.key, self.number, error, is_lost=self.claim.lost)
         return decision if decision.reason is Reason.LOST else self._undone(decision)
 
-    def resolve(self, check: SyncCheck | None, failed_attempts: FailedAttempts) -> Decision | None:
-        """Return the decision on a message that cannot go on: earlier deliveries have spent all its attempts, or so
-        the check says.
-
-        Args:
-            check: asked if an earlier attempt has done the work; None if that is not asked.
-            failed_attempts: logs an error of the check.
-        """
+    def resolve(self) -> Decision | None:
+        """Return the decision on a message that cannot go on: its attempts are spent, or the check says so."""
         exhausted = self._rules.exhausted(self.key, self.number)
         if exhausted is not None:
             return self._undone(exhausted)
-        if check is None:
+        if self._way.check is None:
             return None
         try:
-            answer = asked(self.claim, check, self.number)
+            answer = asked(self.claim, self._way.check, self.number)
             if answer is not None:
                 self.done = done_before(self._rules, self.claim.asynchronous, self.key, answer)
         except Exception as error:  # noqa: BLE001 -- an attempt that failed, whatever it is
-            failed_attempts.tell(self.key, self.number, error)
+            self._way.failed_attempts.tell(self.key, self.number, error)
             return self.fail(error)
         except BaseException:
             self.free()
@@ -147,7 +138,7 @@ class Attempt:
 
     def _undone(self, decision: Decision) -> Decision:
         error = decision.error
-        told = None if error is None or decision.action is not Action.DEAD_LETTER else self._record(error)
+        told = None if error is None or decision.action is not Action.DEAD_LETTER else self._way.record(error)
         self._tell(lambda held: settle(held, decision, self._rules.retry_delay, told))
         return decision
 
@@ -184,12 +175,12 @@ class BlockingWay:
         self.rules = rules
         self._dedup = dedup
         self._kind = kind
-        self._record = record
+        self.record = record
         check_ledger(remember, Ledger, dedup.per_process, dedup.settings.namespace)
         self._options = ClaimOptions(lease=rules.lease, wait=rules.wait, renew=True, remember=remember)
         if resolve is not None:
             check_resolve(resolve, asynchronous=False)
-        self._resolve = resolve
+        self.check = resolve
         self._refusals, self._faults = LogThrottle(), LogThrottle()
         self.failed_attempts = FailedAttempts(rules)  # errors of the work itself are logged by its framework
 
@@ -227,8 +218,8 @@ class BlockingWay:
             return claim
         if not claim.acquired:
             return self.rules.of_duplicate(key, claim)
-        attempt = Attempt(self.rules, self._record, key, claim, max(failed + 1, claim.attempt))
-        return attempt.resolve(self._resolve, self.failed_attempts) or attempt
+        attempt = Attempt(self, key, claim, max(failed + 1, claim.attempt))
+        return attempt.resolve() or attempt
 
     def delay(self, decision: Decision, delayed: int) -> float:
         """Return the seconds until a message that is to be retried shall come again.
