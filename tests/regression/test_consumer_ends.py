@@ -23,7 +23,6 @@ from fastdedup.integrations.rabbitmq import message_id, places
 from fastdedup.integrations.rabbitmq.dead_letters import replay
 from fastdedup.integrations.rabbitmq.places import UnroutableError, publish_copy
 from fastdedup.integrations.redis_streams import Consumer, entry_id
-from fastdedup.messages.consumer import BrokerConsumer, MessageJob
 from fastdedup.messages.decisions import Decision
 from fastdedup.messages.headers import ATTEMPTS, ERROR, KEY, LEFT_OUT, QUEUE
 from fastdedup.messages.keys import gate_key
@@ -61,6 +60,9 @@ async def test_a_stopped_consumer_returns_what_it_did_not_do(rabbitmq: RabbitSer
             await wait_until(lambda: len(orders.runs) == 2, description="both are begun")
             consumer.stop()
             consumer.stop()
+            await wait_until(lambda: not consumer.is_running, description="it has ended")
+            with pytest.raises(UsageError, match="has ended, and cannot begin again"):
+                await consumer.run(orders.handler)  # it returned at once, and took no message
         await all_come_to_another(orders, "1", "2")
 
 
@@ -77,49 +79,25 @@ async def test_a_cancelled_consumer_returns_what_it_did_not_do(
         await all_come_to_another(orders, "1", "2")
 
 
-async def test_a_second_run_after_stop_is_refused(rabbitmq: RabbitServer, redis_url: str) -> None:
-    """It returned at once, like a run that was stopped early, and took no message."""
-    async with shop(rabbitmq, redis_url) as orders, orders.consumer() as consumer:
-        consumer.stop()
-        await consumer.run(orders.handler)
-        with pytest.raises(UsageError, match="has ended, and cannot begin again"):
-            await consumer.run(orders.handler)
+async def test_a_copy_counts_the_attempts_before_a_refused_one(
+    rabbitmq: RabbitServer, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then the message met a twin. A store that forgot its key would begin its attempts anew."""
+    copies: list[int] = []
 
+    async def is_taken(_: Any, message: AbstractIncomingMessage, decision: Decision, consumer: str) -> bool:
+        copies.append(decision.attempts)
+        assert orders.dedup is not None
+        wait = 5.0 if len(copies) == 1 else 0.0
+        return not (await orders.dedup.claim(gate_key(consumer, "big"), wait=wait)).acquired
 
-class OneRefusal(BrokerConsumer[str, MessageJob[str]]):
-    """Its broker refuses the first copy of a message, and then another consumer has the message's key."""
-
-    def __init__(self, dedup: Dedup) -> None:
-        super().__init__("orders", dedup, str, {"wait": 0.0, "retry_delay": 0.0})
-        self.dedup = dedup
-        self.copies: list[int] = []
-
-    async def _open(self) -> None: ...
-
-    async def _lay(self, message: str, decision: Decision) -> None: ...
-
-    async def _consume(self) -> None:
-        self._start(MessageJob("a"))
-        await self._stop.wait()
-
-    async def _work_on(self, job: MessageJob[str]) -> None:
-        await self._decide(job, {})
-        self.stop()
-
-    async def _comes_again(self, job: MessageJob[str], decision: Decision) -> bool:
-        self.copies.append(decision.attempts)
-        return not (await self.dedup.claim(gate_key(self.name, job.message))).acquired
-
-
-async def test_a_copy_counts_the_attempts_before_a_refused_one() -> None:
-    """A store that forgets the key in between would begin its attempts anew."""
-
-    async def failing(message: str) -> None:
-        raise ValueError("no such customer")
-
-    async with Dedup("memory://", namespace="m") as dedup, OneRefusal(dedup) as consumer:
-        await consumer.run(failing)
-    assert consumer.copies == [1, 1]
+    monkeypatch.setattr(places.Places, "retry", is_taken)
+    async with shop(rabbitmq, redis_url) as orders:
+        orders.then = fault
+        await orders.publish("big")
+        async with orders.consuming(wait=0.0, retry_delay=0.001):
+            await wait_until(lambda: len(copies) == 2, description="the copy is taken")
+    assert copies == [1, 1]
 
 
 # A consumer whose task was cancelled went on for ever where its broker's client had lost the cancellation.
