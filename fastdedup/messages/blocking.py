@@ -20,6 +20,7 @@ from ..downstream import claimed_work
 from ..errors import (
     ClaimLostError,
     ConfigError,
+    DedupError,
     ForeignRecordError,
     InProgressError,
     InvalidKeyError,
@@ -101,11 +102,13 @@ class Attempt:
 
         `pack`: returns a result in the form that is kept. If it raises, duplicates get an error in its place.
         """
+        kept: Any = LostResult(pack, result, "its serializer was interrupted")
         try:
             kept = self._rules.kept(pack(result))
         except Exception as error:  # noqa: BLE001 -- the serializer may be the user's own
             kept = LostResult(pack, result, _repr_of(error))
-        self._tell(lambda held: succeed(held, self._rules, kept))
+        finally:  # also if a signal ends the serializer: the work is done
+            self._tell(lambda held: succeed(held, self._rules, kept))
         return self._rules.of_success(self.key, self.number, result)
 
     def fail(self, error: BaseException) -> Decision:
@@ -143,9 +146,14 @@ class Attempt:
         return decision
 
     def _tell(self, outcome: Callable[[Settlement], Coroutine[Any, Any, Any]]) -> None:
-        """Tell the gate an outcome, in its own thread."""
-        with suppress(Exception):  # the lease has ended, or ends by itself
-            self.claim.say(lambda claim: outcome(claim.settlement))
+        """Tell the gate an outcome, in its own thread. The decision stands if that fails."""
+        try:
+            with suppress(DedupError):  # the lease has ended, or ends by itself
+                self.claim.say(lambda claim: outcome(claim.settlement))
+        except Exception as error:  # noqa: BLE001 -- such as a task's time limit, which has ended the work too
+            log.error(
+                "task %r: the outcome of %r may not be recorded: %r", self._rules.consumer, self.key, error
+            )
 
 
 class BlockingWay:

@@ -32,7 +32,7 @@ from .gated import GatedWay
 from .holding import HeldMessage, Pauses
 from .in_inbox import InboxWay
 from .memory import check_ledger, check_memory, seconds_known
-from .rules import LAYING_PAUSE, MessageRules
+from .rules import MessageRules
 
 
 class Deliveries:
@@ -237,10 +237,8 @@ class Deliveries:
             decision = await self._way.decide(delivery)
         except (InvalidKeyError, ForeignRecordError) as error:
             decision = self.rules.without_key(error, delivery.key or None)
-        if (
-            decision.reason is Reason.IN_PROGRESS
-        ):  # no attempt is spent, so only this pause keeps it from spinning
-            await asyncio.sleep(max(0.0, LAYING_PAUSE - self.rules.wait - self.rules.retry_delay))
+        if decision.reason is Reason.IN_PROGRESS:
+            await asyncio.sleep(self.rules.twin_pause)
         if decision.action is Action.DEAD_LETTER:
             await delivery.bury(decision)
         self.counts.count(decision)

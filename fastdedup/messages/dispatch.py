@@ -8,6 +8,7 @@ Main path: `Dispatcher.dispatch` → `Deliveries.handle`; `SyncDispatcher.dispat
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Unpack
@@ -201,6 +202,8 @@ class SyncDispatcher:
         self.counts.delivered += 1
         found = self._way.begin(message, failed=failed, again=again)
         decision = found if isinstance(found, Decision) else self._work(found, message, handler)
+        if decision.reason is Reason.IN_PROGRESS:
+            time.sleep(self._rules.twin_pause)
         self.counts.count(decision)
         return _disposition(decision, self._rules)
 

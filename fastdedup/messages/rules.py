@@ -103,6 +103,8 @@ class MessageRules:
         self.wait = check_wait(wait, WAIT)
         self.attempts = check_count(attempts, "attempts")
         self.retry_delay = check_seconds(retry_delay, "retry_delay", least=0.0)
+        # A message that meets its twin spends no attempt, so only this pause keeps it from spinning.
+        self.twin_pause = max(0.0, LAYING_PAUSE - self.wait - self.retry_delay)
         self.lease = None if lease is None else check_seconds(lease, "lease")
         self.keep_result = check_flag(keep_result, "keep_result")
         self._results = results

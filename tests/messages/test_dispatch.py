@@ -35,6 +35,7 @@ from fastdedup.messages import Action, DeadLetterError, Reason, gated
 from fastdedup.messages.dispatch import Dispatcher, Disposition, SyncDispatcher
 from fastdedup.messages.failed_attempts import AT_ONCE
 from fastdedup.messages.keys import gate_key
+from fastdedup.messages.rules import LAYING_PAUSE
 from fastdedup.sql import Inbox
 from fastdedup.sync import Dedup as SyncDedup
 
@@ -197,6 +198,15 @@ def test_a_failed_attempt_of_blocking_code_keeps_its_key_for_the_delay() -> None
         (record,) = dedup.records().records
         assert record.lease is not None
         assert 0.0 < record.lease <= 7.1
+
+
+def test_a_twin_of_blocking_code_is_not_met_again_at_once() -> None:
+    with SyncDedup("memory://", namespace="m") as dedup:
+        orders = SyncDispatcher("orders", dedup, key=key, wait=0.0, retry_delay=0.0)
+        since = time.monotonic()
+        assert told(orders, lambda message: told(orders, interrupted)) == ACKED
+        assert orders.counts.retried == 1
+        assert time.monotonic() - since > LAYING_PAUSE / 2  # the clock of a loop is coarse
 
 
 def test_blocking_code_logs_few_failed_handlers_and_checks_together(

@@ -22,6 +22,7 @@ from fastdedup.messages.deliveries import Deliveries
 from fastdedup.messages.headers import ERROR, dead_letter_headers
 from fastdedup.messages.keys import NoKeyError
 from fastdedup.sql import Inbox
+from fastdedup.sync import Claim
 from fastdedup.sync import Dedup as SyncDedup
 from fastdedup.testing import FakeStore
 
@@ -224,11 +225,17 @@ async def test_an_error_without_a_text_is_recorded() -> None:
         assert TEXT in Resolution.unknown(Mute()).value["message"]
 
 
-def test_a_task_that_raises_it_is_recorded() -> None:
+def test_a_task_that_raises_it_is_recorded(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     with SyncDedup("memory://", namespace="m") as dedup:
         way = BlockingWay(rules(attempts=1), dedup)
         attempt = way.begin("m-1")
         assert isinstance(attempt, Attempt)
+        with monkeypatch.context() as patch:  # such as a task's time limit while the outcome is sent
+            patch.setattr(Claim, "say", raise_error)
+            assert attempt.succeed().action is Action.ACK
+        assert "may not be recorded: RuntimeError" in caplog.text
         assert attempt.fail(Mute()).action is Action.DEAD_LETTER
         again = way.begin("m-1")
         assert isinstance(again, Decision)

@@ -393,16 +393,24 @@ async def test_a_message_of_unknown_fate_is_kept_as_long_as_a_success(dedup: Ded
     assert await seconds_kept(dedup, await dedup.claim(MessageRules("c", str).gate_key("42"))) > TTL - 30
 
 
+def interrupt(result: Any) -> Any:
+    raise KeyboardInterrupt
+
+
 def test_a_task_is_kept_as_long_as_a_success(store: FakeStore) -> None:
     with SyncDedup(store, **SETTINGS) as dedup:
         way = BlockingWay(MessageRules("task", str, keep_result=True), dedup)
         attempt = way.begin("42")
         assert isinstance(attempt, Attempt)
         attempt.succeed({1, 2})
+        interrupted = way.begin("44")
+        assert isinstance(interrupted, Attempt)
+        with pytest.raises(KeyboardInterrupt):
+            interrupted.succeed(1, interrupt)
         lost = BlockingWay(way.rules, dedup, resolve=lambda takeover: Resolution.unknown())
         lost.begin("43", failed=1)
         store.clock.advance(TTL - 1.0)
-        for key in ("42", "43"):
+        for key in ("42", "43", "44"):
             twin = way.begin(key)
             assert not isinstance(twin, Attempt)
             assert isinstance(twin.error, FailedError)
