@@ -94,7 +94,8 @@ class OnStreams:
             self.shop.raw.xadd(self.shop.stream, {"id": each, "body": each, **self.binary, **fields})
 
     def at_work(self, dedup: Dedup, handler: Handler, **options: Any) -> Any:
-        return self.shop.consumer(dedup, handler, **self.places, **options)
+        # A consumer that looks for entries just before they go back looks again after half of `idle`.
+        return self.shop.consumer(dedup, handler, idle=30.0, **self.places, **options)
 
     async def left(self) -> int:
         return self.shop.pending()
@@ -350,8 +351,6 @@ async def test_stop_ends_what_was_begun_and_gives_the_rest_back(open_face: Open,
             await wait_until(lambda: work.begun and (counts.held or in_order), description="it is begun")
             consumer.stop()
             if not in_order:
-                # Of Redis Streams, a consumer that looks before that looks again after half of `idle`: 30 s.
-                await wait_until(lambda: len(consumer._jobs) == 1, description="the rest has gone back")
                 async with face.at_work(dedup, rest, wait=30.0) as next_one:
                     await wait_until(lambda: next_one.counts.held, description="the next one holds it")
             end.set()
