@@ -23,11 +23,11 @@ from ..hangup import hung_up, is_unread
 from ..limits import Limits
 from ..releases import Grant
 from ..reply_memory import ReplyMemory, UnreadReplies
-from ..request_memory import PLACE, RequestShare
+from ..request_memory import RequestShare
 from ..turns import Turns
 from . import problems
 from .interfaces import Application, ServerState
-from .request import HIGH_WATER, Flow, Gone, HttpRequest, expects_leave, is_chunked, last_answer
+from .request import HIGH_WATER, MOST_HEADERS, Flow, Gone, HttpRequest, expects_leave, is_chunked, last_answer
 
 QUICK_PATH = "/v1/claims"
 """The address of claims, which are offered to `quick`."""
@@ -174,9 +174,8 @@ class HttpProtocol(asyncio.Protocol):
     def _weigh(self) -> None:
         """Count what this client's requests take."""
         requests = {self._running, self._latest, *self.pipeline}
-        bodies = sum([len(each.body) for each in requests if each is not None and not each.answered])
-        kept = self._kept + len(self._rest) + self.body_taken
-        self._share.weigh(kept + bodies + 4 * PLACE * len(self.pipeline))
+        waiting = sum([each.weigh() for each in requests if each is not None])
+        self._share.weigh(waiting + self._kept + len(self._rest) + self.body_taken)
 
     def _shed(self) -> None:
         """Let go of the requests, and close; without an answer if the running one keeps its body, maybe for long."""
@@ -283,6 +282,8 @@ class HttpProtocol(asyncio.Protocol):
         elif name == b"host" and any(each == name for each, _ in self._arriving.headers):
             raise _Refused  # a proxy may have gone by the other one: RFC 9112, section 3.2
         self._arriving.headers.append((name, value))
+        if len(self._arriving.headers) > MOST_HEADERS:
+            raise _Refused(problems.HEADERS)
 
     def on_headers_complete(self) -> None:
         """Check a request's headers, and begin to answer it."""

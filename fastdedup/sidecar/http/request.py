@@ -12,11 +12,17 @@ import httptools
 import orjson
 
 from ..hangup import HangupWatch
+from ..request_memory import PLACE
 
 STATUS_LINE = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 """The first line of an answer, by its status."""
 HIGH_WATER = 65536
 """Bytes of a body that may wait for the application; further ones are not read."""
+MOST_HEADERS = 100
+"""The headers that a request may have: a short one takes far more memory than it has bytes."""
+
+_HEADER = 192
+"""The bytes, about, that a header takes beside its own."""
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -73,6 +79,7 @@ class HttpRequest:
     """A request: what has arrived of it, and whether it is answered."""
 
     __slots__ = (
+        "_head_weight",
         "_news",
         "answered",
         "body",
@@ -94,6 +101,8 @@ class HttpRequest:
         self.query = b""
         self.headers: list[tuple[bytes, bytes]] = []
         self.keep_alive = True
+        # Mutable: the bytes, about, that it takes beside its body, once that was asked.
+        self._head_weight = 0
         # Mutable: does the client wait for leave to send the body; the piece of the body that the application has not
         # taken yet; has the end of the request arrived; is it answered; has its client hung up; is there news of any
         # of these.
@@ -129,6 +138,14 @@ class HttpRequest:
     def head_bytes(self) -> int:
         """The bytes that its address and its headers take."""
         return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+
+    def weigh(self) -> int:
+        """Return the bytes, about, that it takes until it is answered. Its headers have come."""
+        if self.answered:
+            return 0
+        if not self._head_weight:
+            self._head_weight = 4 * PLACE + self.head_bytes + _HEADER * len(self.headers)
+        return self._head_weight + len(self.body)
 
     @property
     def has_body(self) -> bool:
