@@ -35,10 +35,10 @@ DEADLINE = 60.0
 HOST = "127.0.0.1"
 
 
-def until(predicate: Callable[[], Any], description: str) -> Any:
+def until(predicate: Callable[[], Any], description: str, *, every: float = 0.005) -> Any:
     """Wait for a predicate to come true; a server that is not there (yet) is not there yet."""
     not_yet = (redis.ConnectionError, redis.TimeoutError, redis.ResponseError)
-    return killable.until(predicate, description, deadline=DEADLINE, unless=not_yet)
+    return killable.until(predicate, description, deadline=DEADLINE, every=every, unless=not_yet)
 
 
 def free_ports(count: int) -> list[int]:
@@ -336,7 +336,8 @@ class ClusterGroup(Group):
             member.ask("CLUSTER", "ADDSLOTS", *range(first, last + 1))
         for at, replica in enumerate(self.members[3:]):
             self._replicate(replica, self.members[at % 3])
-        until(self.healthy, "the cluster is up, and its replicas in step")
+        # Its primaries serve two seconds after their start at the earliest. A look at all members takes 20 ms.
+        until(self.healthy, "the cluster is up, and its replicas in step", every=0.1)
         return self
 
     def raw(self) -> redis.RedisCluster:
