@@ -48,7 +48,7 @@ quick: lint types redis-server ## lint, type check, and the tests of units, mode
 # no coverage is measured.
 test: ## lint, type check and test, with at least 95 % branch coverage
 	@.ci/announce.sh
-	@$(MAKE) --no-print-directory --jobs 3 servers lint $(TESTED)/.stamp $(READ) $(if $(PYTEST_ARGS),,rewritten)
+	@$(MAKE) --no-print-directory --jobs 3 servers lint $(TESTED)/.stamp $(if $(PYTEST_ARGS),$(READ),rewritten)
 	@PATH="$$(dirname "$$(.ci/redis-server.sh)"):$$PATH" CHROMIUM="$$(.ci/chromium.sh)" NGINX="$$(.ci/nginx.sh)" \
 	  POSTGRESQL="$$(.ci/postgresql.sh)" MARIADB="$$(.ci/mariadb.sh)" RABBITMQ="$$(.ci/rabbitmq.sh)" VALKEY="$$(.ci/valkey.sh)" \
 	  COMPILED_FOLDER=$(TESTED) \
