@@ -133,7 +133,9 @@ QUOTA = ProblemType(
     "The socket's quota is used up",
     "The clients of this socket ask for more than they may. Ask again after Retry-After seconds.",
 )
-HEADERS = ProblemType("headers-too-large", 431, "The headers are too large", "Send at most 100 headers, of 32 KiB in all.")
+HEADERS = ProblemType(
+    "headers-too-large", 431, "The headers are too large", "Send at most 100 headers, of 32 KiB in all."
+)
 INTERNAL = ProblemType("internal-error", 500, "Internal error", "See the sidecar's log.")
 LEDGER_SETTINGS = ProblemType(
     "ledger-settings",
