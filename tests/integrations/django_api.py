@@ -30,6 +30,13 @@ def exempt(view: Any) -> Any:
     return view
 
 
+class Numbers(StreamingHttpResponse):
+    """Makes the bytes of its parts in its own way."""
+
+    def make_bytes(self, value: Any) -> bytes:
+        return value if isinstance(value, bytes) else b"%d;" % value
+
+
 def answer(request: Any, name: str) -> HttpResponseBase:
     """Make an order, and answer in the way that the path names."""
     number = DESK.order(request.body.decode("utf-8", "replace")[:20] if name != "form" else request.POST["a"])
@@ -42,6 +49,8 @@ def answer(request: Any, name: str) -> HttpResponseBase:
             return HttpResponse(b"x" * 5000)
         case "file":
             return FileResponse(BytesIO(b"a file"), filename="a.txt")
+        case "numbers":
+            return Numbers([1, 2])
         case "late":
             return TemplateResponse(request, engines["django"].from_string("order {{ n }}"), {"n": number})
         case "lost":

@@ -171,6 +171,9 @@ class TestAStream:
         assert response["content-disposition"] == 'inline; filename="a.txt"'
         assert facts(Browser("wsgi").post("/sync/file", **KEY)) == (409, "response-not-stored")
 
+    def test_makes_bytes_as_its_response_does(self, desk: Desk) -> None:
+        assert _send("/sync/numbers")[1] == b"1;2;"
+
     def test_that_breaks_releases(self, desk: Desk, send: Any, kind: str) -> None:
         view = "/sync/" if kind == "wsgi" else "/async/"
         assert [type(send(view + "broken")[1]) for _ in range(2)] == [RuntimeError] * 2

@@ -253,13 +253,16 @@ def _take_unsent(hold: Hold) -> None:
 def _watch(hold: Hold, response: HttpResponse) -> None:
     """Settle when the stream ends, or when the server closes it because the client has disconnected.
 
-    Nothing here refers to the response: if Django drops it, it is collected at once, and its key is free.
+    Nothing here refers to the response: if Django drops it, it is collected at once, and its key is free. Only its
+    own source may do so: that of a FileResponse does.
     """
     take(hold.recorder, response)
     mark(response, hold.recorder.marks(stored=False))
     # The source may go on working when it is closed.
     response._resource_closers[:] = map(hold.working(), response._resource_closers)
-    source, make_bytes = response._iterator, HttpResponse(charset=response.charset).make_bytes
+    has_own = type(response).make_bytes is not HttpResponseBase.make_bytes
+    make_bytes = (response if has_own else HttpResponse(charset=response.charset)).make_bytes
+    source = response._iterator
     if response.is_async:
         response.streaming_content = _AsyncStream(hold, (make_bytes(part) async for part in source))
     else:
