@@ -61,6 +61,17 @@ def check_gate(dedup: Any) -> Dedup:
     raise ConfigError(f"{wrong}: these tasks are synchronous. Write `from fastdedup.sync import Dedup`")
 
 
+async def _succeeded(settlement: Settlement, rules: MessageRules, kept: Any) -> None:
+    """See `succeed`. If the codec panics, leave the claim as a block of `async with` does: the work is done."""
+    try:
+        await succeed(settlement, rules, kept)
+    except Exception:
+        raise
+    except BaseException as error:
+        await settlement.leave(error)
+        raise
+
+
 def _repr_of(error: BaseException) -> str:
     return error_text(error, repr)
 
@@ -108,7 +119,7 @@ class Attempt:
         except Exception as error:  # noqa: BLE001 -- the serializer may be the user's own
             kept = LostResult(pack, result, _repr_of(error))
         finally:  # also if a signal ends the serializer: the work is done
-            self._tell(lambda held: succeed(held, self._rules, kept))
+            self._tell(lambda held: _succeeded(held, self._rules, kept))
         return self._rules.of_success(self.key, self.number, result)
 
     def fail(self, error: BaseException) -> Decision:
@@ -152,7 +163,10 @@ class Attempt:
                 self.claim.say(lambda claim: outcome(claim.settlement))
         except Exception as error:  # noqa: BLE001 -- such as a task's time limit, which has ended the work too
             log.error(
-                "task %r: the outcome of %r may not be recorded: %r", self._rules.consumer, self.key, error
+                "consumer %r: the outcome of %r may not be recorded: %r",
+                self._rules.consumer,
+                self.key,
+                error,
             )
 
 

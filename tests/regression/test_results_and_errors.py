@@ -397,8 +397,15 @@ def interrupt(result: Any) -> Any:
     raise KeyboardInterrupt
 
 
+def panic(result: Any) -> Any:
+    raise Panic
+
+
 def test_a_task_is_kept_as_long_as_a_success(store: FakeStore) -> None:
-    with SyncDedup(store, **SETTINGS) as dedup:
+    with (
+        SyncDedup(store, **SETTINGS) as dedup,
+        SyncDedup(store, codec=CodecOf(panic, bytes), **SETTINGS) as other,
+    ):
         way = BlockingWay(MessageRules("task", str, keep_result=True), dedup)
         attempt = way.begin("42")
         assert isinstance(attempt, Attempt)
@@ -407,10 +414,14 @@ def test_a_task_is_kept_as_long_as_a_success(store: FakeStore) -> None:
         assert isinstance(interrupted, Attempt)
         with pytest.raises(KeyboardInterrupt):
             interrupted.succeed(1, interrupt)
+        panicked = BlockingWay(way.rules, other).begin("45")
+        assert isinstance(panicked, Attempt)
+        with pytest.raises(Panic):
+            panicked.succeed(1)
         lost = BlockingWay(way.rules, dedup, resolve=lambda takeover: Resolution.unknown())
         lost.begin("43", failed=1)
         store.clock.advance(TTL - 1.0)
-        for key in ("42", "43", "44"):
+        for key in ("42", "43", "44", "45"):
             twin = way.begin(key)
             assert not isinstance(twin, Attempt)
             assert isinstance(twin.error, FailedError)
