@@ -102,7 +102,7 @@ class LedgerFullError(UnavailableError):
 
 
 class ClaimLostError(DedupError):
-    """This owner no longer holds the key, and nothing was changed. Another owner may be at work.
+    """This owner no longer holds the key, so nothing was changed, unless its text says that a reply was lost.
 
     Another owner has taken the key over after the lease ended; or the record was settled elsewhere, was forgotten,
     has expired, or the store lost its data. The end of the lease alone does not lose the key: until another owner

@@ -98,7 +98,7 @@ IN_PROGRESS = web.IN_PROGRESS.worded(
 CLAIM_LOST = web.CLAIM_LOST.worded(
     "The claim is not, or no longer, this owner's",
     "Its lease ended and another may have taken over, it was settled or forgotten, or the store lost its data. "
-    "Nothing was changed. Do not repeat this; claim anew.",
+    "Nothing was changed, unless the detail says that a reply was lost. Do not repeat this; claim anew.",
 )
 TOKEN_USED = ProblemType("token-used", 409, "The token was used before", "It acts once. Issue another one.")
 FOREIGN = ProblemType(

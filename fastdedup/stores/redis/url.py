@@ -306,7 +306,9 @@ def check_path(parts: SplitResult, options: dict[str, Any]) -> None:
     if not options.get("host"):
         raise UnusableError("it names no host: write redis://host:6379/0")
     if not is_host(options["host"]):
-        raise UnusableError("its host is no name of a host: a part of it is empty or too long")
+        raise UnusableError(
+            "its host is no name of a host: a part of it is empty, too long, or has a character that no host has"
+        )
     # redis-py would take 6379 for a 0, and the system another port for a number that is too large.
     port = options.get("port", 6379) if parts.port is None else parts.port
     if not is_database(str(port)) or not 0 < int(port) < 65_536:
