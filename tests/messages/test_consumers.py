@@ -95,7 +95,7 @@ class OnStreams:
 
     def at_work(self, dedup: Dedup, handler: Handler, **options: Any) -> Any:
         # A consumer that looks for entries just before they go back looks again after half of `idle`.
-        return self.shop.consumer(dedup, handler, idle=30.0, **self.places, **options)
+        return self.shop.consumer(dedup, handler, **{"idle": 30.0, **self.places, **options})
 
     async def left(self) -> int:
         return self.shop.pending()

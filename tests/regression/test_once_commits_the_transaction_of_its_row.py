@@ -149,17 +149,19 @@ async def test_an_inner_function_whose_deadlock_ends_all_lets_the_outer_one_run_
         runs = []
 
         @party.inbox(begin=nested).once(lambda transaction, key: f"inner {key}")
-        def inner(transaction: Any, key: str) -> None:
+        @party.own
+        async def inner(transaction: Any, key: str) -> None:
             runs.append("inner")
             if len(runs) == 2:  # as the database does
-                party.send_sql("ROLLBACK")
+                await party.sql("ROLLBACK")
                 raise RetryTransaction("a deadlock")
-            party.send_sql(f"INSERT INTO work (note) VALUES ('inner {key}')")
+            await party.work(f"inner {key}")
 
-        @party.inbox(begin=party.begin_now).once(lambda transaction, key: key)
-        def outer(transaction: Any, key: str) -> None:
+        @party.inbox(begin=party.beginning).once(lambda transaction, key: key)
+        @party.own
+        async def outer(transaction: Any, key: str) -> None:
             runs.append("outer")
-            party.send_sql(f"INSERT INTO work (note) VALUES ('outer {key}')")
+            await party.work(f"outer {key}")
             inner(key)
 
         await party.call(outer, key)
@@ -183,7 +185,7 @@ async def test_an_inner_async_function_whose_deadlock_ends_all_lets_the_outer_on
         async def inner(transaction: Any, key: str) -> None:
             runs.append("inner")
             if len(runs) == 2:  # as the database does
-                await party.send_sql("ROLLBACK")
+                await party.sql("ROLLBACK")
                 raise RetryTransaction("a deadlock")
             await party.work(f"inner {key}")
 
