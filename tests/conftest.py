@@ -29,10 +29,10 @@ from .brokers import KafkaServer, NatsServer, RabbitServer, SqsServer
 from .databases import MariaServer, PostgresServer
 from .fixtures import Opened, fixture_of
 from .marks import MARKS, marks_of
-from .servers import RedisServer, unmeasured
+from .servers import RedisServer
 from .stores import ROWS, STORES, Backend
 from .topologies import Pair
-from .unmeasured import adds_nothing, has_unmeasured_programs
+from .unmeasured import adds_nothing, let_programs_measure, measures_programs
 from .virtual import VirtualLoop
 from .workers import role
 
@@ -93,6 +93,15 @@ def pytest_collection_finish() -> None:
     """Keep the collected tests, half a million objects, out of each garbage collection that follows."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Let the programs that a test starts measure their coverage only if that adds something.
+
+    Not once for each file: coverage.py sets its variables anew after each test with `no_cover`.
+    """
+    let_programs_measure(measures_programs(item.path))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -164,15 +173,6 @@ def redis_url(redis_server: RedisServer) -> Iterator[str]:
             check_ttls(raw)
         finally:  # or each later test would find its keys
             raw.flushdb()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _programs_unmeasured(request: pytest.FixtureRequest) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        if has_unmeasured_programs(request.path):
-            for name in os.environ.keys() - unmeasured().keys():
-                patch.delenv(name)
-        yield
 
 
 server = fixture_of(RedisServer, scope="module")

@@ -3,9 +3,12 @@
 Where something is taken out of here, only time is lost.
 """
 
+import os
 from pathlib import Path
 
 import pytest
+
+from .servers import unmeasured
 
 HERE = Path(__file__).parent
 STORES = {"fakeredis", "sentinel", "cluster", "cluster by slot", "sidecar"}
@@ -138,16 +141,11 @@ FILES = frozenset(
     )
 )
 """Files below this folder that add few lines, or none, to what the other files run; each one's share was measured."""
-PROGRAMS = frozenset(
-    (
-        "integrations/test_shop.py",
-        "messages/test_demo_messages.py",
-        "sidecar/test_ledgers.py",
-        "sidecar/test_takeover.py",
-        "test_demo.py",
-    )
-)
+PROGRAMS = frozenset(("integrations/test_shop.py", "sidecar/test_ledgers.py", "sidecar/test_takeover.py"))
 """Files whose programs run lines that no test runs in its own process. To measure takes a program half a second."""
+
+
+_VARIABLES: dict[str, str] = {}
 
 
 def is_unmeasured(path: Path) -> bool:
@@ -155,9 +153,17 @@ def is_unmeasured(path: Path) -> bool:
     return named(path) in FILES
 
 
-def has_unmeasured_programs(path: Path) -> bool:
-    """Return whether the programs that a file's tests start measure no coverage."""
-    return named(path) not in PROGRAMS
+def measures_programs(path: Path) -> bool:
+    """Return whether the programs that a file's tests start measure their coverage."""
+    return named(path) in PROGRAMS
+
+
+def let_programs_measure(measured: bool) -> None:
+    """Set the variables by which coverage.py starts in a program, or remove them."""
+    found = os.environ.keys() - unmeasured().keys()
+    _VARIABLES.update({name: os.environ.pop(name) for name in found})
+    if measured:
+        os.environ.update(_VARIABLES)
 
 
 def named(path: Path) -> str:
