@@ -1,8 +1,8 @@
 # The two main commands: `make demo` and `make test`. Each sets up everything that it needs; the next run is quick.
 
 PYTHON  ?= python3
-# Two more than there are cores: tests wait for servers and deadlines a quarter of their time.
-WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) + 2)
+# Four more than there are cores: a test waits for servers and deadlines half of its time.
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) + 4)
 
 BIN   := .venv/bin
 VENV  := .venv/.stamp-venv
