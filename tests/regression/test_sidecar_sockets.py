@@ -247,7 +247,7 @@ REFUSED = (
 def serving(url: str, soft: int, hard: int) -> Iterator[Sidecar]:
     """A sidecar that may open so many files."""
     sidecar_with_few_files = Sidecar("--url", url)
-    sidecar_with_few_files.start(preexec_fn=partial(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard)))
+    sidecar_with_few_files.begin(preexec_fn=partial(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard)))
     with closing(ExitStack()) as stack:
         stack.callback(sidecar_with_few_files.__exit__)
         yield sidecar_with_few_files.until_up()
@@ -282,7 +282,6 @@ def ask(raw: Any, command: bytes = PING) -> bytes:
 
 def spent(sidecar_with_few_files: Sidecar) -> float:
     """Return the seconds of CPU time that the sidecar has used."""
-    assert sidecar_with_few_files.process is not None
     times = psutil.Process(sidecar_with_few_files.process.pid).cpu_times()
     return float(times.user + times.system)
 
@@ -317,7 +316,6 @@ async def test_a_full_sidecar_serves_again_once_a_connection_ends(
 
 def test_the_soft_limit_is_raised_to_what_is_needed(redis_server: RedisServer) -> None:
     with serving(redis_server.url, 64, 2000) as sidecar_with_few_files:
-        assert sidecar_with_few_files.process is not None
         limits = Path(f"/proc/{sidecar_with_few_files.process.pid}/limits").read_text()
         assert limits.partition("Max open files")[2].split()[:2] == [str(1024 + RESERVE), "2000"]
         assert "fewer connections" not in sidecar_with_few_files.log
@@ -325,8 +323,7 @@ def test_the_soft_limit_is_raised_to_what_is_needed(redis_server: RedisServer) -
 
 def test_a_limit_that_allows_next_to_nothing_is_refused(redis_server: RedisServer) -> None:
     sidecar_with_few_files = Sidecar("--url", redis_server.url)
-    sidecar_with_few_files.start(preexec_fn=partial(resource.setrlimit, resource.RLIMIT_NOFILE, (64, 64)))
-    assert sidecar_with_few_files.process is not None
+    sidecar_with_few_files.begin(preexec_fn=partial(resource.setrlimit, resource.RLIMIT_NOFILE, (64, 64)))
     try:
         assert sidecar_with_few_files.process.wait(DEADLINE) == 1
     finally:

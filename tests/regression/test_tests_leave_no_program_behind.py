@@ -44,7 +44,7 @@ async def test_what_tests_have_started_ends_with_them(end: str) -> None:
 
 def test_a_sidecar_that_does_not_come_up_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if no `with` stands around its start."""
-    monkeypatch.setattr(sidecars, "DEADLINE", 0)
+    monkeypatch.setattr(sidecars.Sidecar, "deadline", 0)
     sidecar = sidecars.Sidecar("memory://")
     with pytest.raises(TimeoutError, match="comes up"):
         sidecar.start()

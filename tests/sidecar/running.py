@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Self
@@ -23,7 +24,7 @@ from fastdedup import UnavailableError
 from fastdedup.sidecar.client import UnixConnection, fetch
 
 from .. import warm
-from ..killable import until
+from ..killable import Killable, until
 
 DEADLINE = 60.0
 """Seconds that a sidecar may take on a machine that is busy with other work; a healthy one takes a tenth of one."""
@@ -35,7 +36,7 @@ def environment(**more: str) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(ours)} | more
 
 
-class Sidecar:
+class Sidecar(Killable):
     """`fastdedup serve` on a private socket; `with` starts it, waits until it serves, and ends it.
 
     Args:
@@ -44,23 +45,26 @@ class Sidecar:
         more: environment variables.
     """
 
+    program: Sequence[str] = ("fastdedup", "serve")
+    deadline = DEADLINE
+
     def __init__(
         self, *options: str, config: str | None = None, own_socket: bool = True, **more: str
     ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="fastdedup-sidecar-"))
         self.path = self.folder / "run" / "fastdedup.sock"
+        self.url = f"sidecar://{self.path}"
         self.options = [*(["--socket", str(self.path)] if own_socket else []), *options]
         if config is not None:
             (self.folder / "fastdedup.toml").write_text(config.replace("{run}", str(self.path.parent)))
             self.options += ["--config", str(self.folder / "fastdedup.toml")]
         self._more = more
-        self.process: subprocess.Popen[bytes] | warm.Program | None = None
 
-    def start(self, **options: Any) -> Self:
+    def begin(self, **options: Any) -> Self:
         """Start; return at once."""
         with (self.folder / "out").open("ab") as out, (self.folder / "log").open("ab") as log:
-            self.process = warm.start(
-                ["fastdedup", "serve", *self.options],
+            self._process = warm.start(
+                [*self.program, *self.options],
                 environment=environment(**self._more),
                 out=out,
                 err=log,
@@ -72,45 +76,48 @@ class Sidecar:
         """Wait until it answers."""
 
         def answers() -> bool:
-            assert self.process is not None
-            assert self.process.poll() is None, self.log
+            assert self.alive, self.log
             fetch(self.path, "/healthz")
             return True
 
         until(
             answers,
             lambda: f"the sidecar comes up: {self.log}",
-            deadline=DEADLINE,
+            deadline=self.deadline,
             unless=(UnavailableError,),
         )
         return self
 
-    def __enter__(self) -> Self:
+    def start(self) -> Self:
+        """Start; return once it answers."""
         try:
-            return self.start().until_up()
+            return self.begin().until_up()
         except BaseException:
-            self.__exit__()
+            self.stop()  # or it would run on after the tests
             raise
 
-    def __exit__(self, *_: object) -> None:
-        self.end()
+    @property
+    def process(self) -> subprocess.Popen[bytes] | warm.Program:
+        """Its process, once it was started."""
+        assert self._process is not None
+        return self._process  # type: ignore[no-any-return]
+
+    def stop(self) -> None:
+        """End it as an operator does, and remove its folder."""
+        if self.alive:
+            self.thaw()
+            self.end()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def end(self, *, signals: int = 1) -> int:
         """Send SIGTERM; return its exit code."""
-        assert self.process is not None
-        if self.process.poll() is None:
-            for _ in range(signals):
-                self.process.send_signal(signal.SIGTERM)
+        for _ in range(signals):
+            self.process.send_signal(signal.SIGTERM)
         try:
             return self.process.wait(DEADLINE)
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise
-
-    @property
-    def log(self) -> str:
-        return (self.folder / "log").read_text()
 
     @property
     def out(self) -> str:

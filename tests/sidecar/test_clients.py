@@ -70,7 +70,7 @@ def packages() -> Path:
 @pytest.mark.parametrize("library", CONNECT)
 def test_the_clients_of_node(sidecar: Sidecar, packages: Path, library: str) -> None:
     done = subprocess.run(
-        [NODE, "-", str(sidecar.socket), f"from:{library}"],
+        [NODE, "-", str(sidecar.path), f"from:{library}"],
         input=CONNECT[library] + SCRIPT,
         cwd=packages,
         capture_output=True,
@@ -88,7 +88,7 @@ def test_the_clients_of_node(sidecar: Sidecar, packages: Path, library: str) -> 
 
 def test_redis_cli(sidecar: Sidecar) -> None:
     def say(*parts: str) -> list[str]:
-        command = ["redis-cli", "-s", str(sidecar.socket), *parts]
+        command = ["redis-cli", "-s", str(sidecar.path), *parts]
         return subprocess.run(
             command, capture_output=True, text=True, timeout=20, check=True
         ).stdout.splitlines()
@@ -101,7 +101,7 @@ def test_redis_cli(sidecar: Sidecar) -> None:
 
 
 async def test_redis_py_asyncio(sidecar: Sidecar) -> None:
-    async with redis.asyncio.Redis(unix_socket_path=str(sidecar.socket), decode_responses=True) as client:
+    async with redis.asyncio.Redis(unix_socket_path=str(sidecar.path), decode_responses=True) as client:
         claims = await asyncio.gather(
             *(client.execute_command("FD.CLAIM", "from:asyncio") for _ in range(50))
         )
@@ -111,7 +111,7 @@ async def test_redis_py_asyncio(sidecar: Sidecar) -> None:
 def test_redis_benchmark_is_a_load_generator(sidecar: Sidecar) -> None:
     binary = shutil.which("redis-benchmark")
     assert binary, "it comes with redis-server"
-    load = ["-s", str(sidecar.socket), "-q", "-n", "20000", "-c", "20", "-P", "8", "-r", "1000000"]
+    load = ["-s", str(sidecar.path), "-q", "-n", "20000", "-c", "20", "-P", "8", "-r", "1000000"]
     done = subprocess.run(
         [binary, *load, "FD.CLAIM", "load:__rand_int__"],
         capture_output=True,
@@ -121,5 +121,5 @@ def test_redis_benchmark_is_a_load_generator(sidecar: Sidecar) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "requests per second" in done.stdout
-    with redis.Redis(unix_socket_path=str(sidecar.socket), decode_responses=True) as client:
+    with redis.Redis(unix_socket_path=str(sidecar.path), decode_responses=True) as client:
         assert client.execute_command("FD.CLAIM", "after the load")[0] == "acquired"

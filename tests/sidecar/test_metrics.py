@@ -370,8 +370,7 @@ def test_silent_connections_do_not_lock_the_port(address: str) -> None:
 def test_a_port_that_is_taken_is_said() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        sidecar = Sidecar("--metrics-address", address).start()
-        assert sidecar.process is not None
+        sidecar = Sidecar("--metrics-address", address).begin()
         assert sidecar.process.wait(DEADLINE) == 1
     assert f"metrics_address: cannot listen at {address}: " in sidecar.log
     assert "Traceback" not in sidecar.log

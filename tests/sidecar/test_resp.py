@@ -38,7 +38,7 @@ client = fixture_with(lambda sidecar: connect(sidecar))
 
 
 def connect(sidecar: Sidecar, **options: Any) -> redis.Redis:
-    return redis.Redis(unix_socket_path=str(sidecar.socket), decode_responses=True, **options)
+    return redis.Redis(unix_socket_path=str(sidecar.path), decode_responses=True, **options)
 
 
 @asynccontextmanager
@@ -204,7 +204,7 @@ def test_a_hello_changes_no_reply_before_it(sidecar: Sidecar) -> None:
         named = pack("FD.CLAIM", f"named:{tag}", "OWNER", "me")
         return pack("FD.CLAIM", f"drawn:{tag}") + named + pack("FD.GET", "absent") + pack("FD.EVICTION")
 
-    with raw_to(sidecar.socket) as raw:
+    with raw_to(sidecar.path) as raw:
         raw.sendall(asked("2") + pack("HELLO", "3") + asked("3") + pack("HELLO", "2") + pack("QUIT"))
         told = b"".join(iter(partial(raw.recv, 65_536), b""))
     before, between = told.split(b"server", 1)[0], told.split(b"server")[1]
@@ -239,7 +239,7 @@ async def test_an_ephemeral_claim_is_freed_when_its_client_dies(
     sidecar: Sidecar, client: redis.Redis
 ) -> None:
     def crash(*options: str) -> None:
-        subprocess.run([sys.executable, "-c", CRASHING, str(sidecar.socket), *options], check=False)
+        subprocess.run([sys.executable, "-c", CRASHING, str(sidecar.path), *options], check=False)
 
     crash("EPHEMERAL", "LEASE", "600000")
     await wait_until(
@@ -293,7 +293,7 @@ async def test_an_ephemeral_claim_that_was_settled_stays(sidecar: Sidecar, clien
     ],
 )
 def test_what_is_no_command_is_said_and_hung_up_on(sidecar: Sidecar, data: bytes, message: bytes) -> None:
-    with raw_to(sidecar.socket) as raw:
+    with raw_to(sidecar.path) as raw:
         raw.sendall(pack("PING") + data)
         answer = b"".join(iter(lambda: raw.recv(4096), b""))
         assert answer.startswith(b"+PONG\r\n-ERR Protocol error: ")

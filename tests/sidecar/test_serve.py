@@ -301,7 +301,6 @@ def start_waiting(sidecar: Sidecar) -> socket.socket:
 
 async def test_a_second_signal_ends_it_at_once() -> None:
     with Sidecar("--grace", "60") as sidecar, start_waiting(sidecar) as waits:
-        assert sidecar.process is not None
         sidecar.process.send_signal(signal.SIGTERM)
         await wait_until(lambda: not sidecar.path.exists(), description="told to stop")
         assert sidecar.process.poll() is None
@@ -323,7 +322,6 @@ async def test_requests_behind_the_running_one_have_not_run(redis_url: str) -> N
         wire.sendall(waits + post("/v1/claims", {"key": "behind"}))
         idle.sendall(b"*1\r\n$4\r\nPING\r\n")
         assert idle.recv(100) == b"+PONG\r\n"  # the sidecar has read what came before
-        assert sidecar.process is not None
         sidecar.process.send_signal(signal.SIGTERM)
         assert await asyncio.to_thread(idle.recv, 100) == b""  # it has told each connection to end
         async with Dedup(redis_url, namespace=NAMESPACE) as other:

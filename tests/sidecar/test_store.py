@@ -265,7 +265,7 @@ async def test_records_without_a_deadline_get_into_the_store_after_an_outage(
     direct = Dedup(server.url, namespace="t", timeout=5)
     async with direct, Dedup(sidecar.url, namespace="t", timeout=5, on_unavailable=policy) as behind:
         orders = behind.machine("order", initial="new", transitions={"new": ("paid",), "paid": ()})
-        sidecar.terminate()
+        sidecar.end()
         await (await behind.claim("completed")).complete("done")
         await (await behind.claim("released")).release()
         await behind.claim("idle", lease=0.001)
@@ -344,7 +344,7 @@ async def test_a_sidecar_that_is_told_to_stop_answers_what_it_took(
     async with Dedup(sidecar.url, namespace="t", timeout=2.0, on_unavailable=LocalLRU()) as dedup:
         tasks = [asyncio.create_task(dedup.claim(f"key-{n}")) for n in range(2000)]
         await asyncio.sleep(0)
-        await asyncio.to_thread(sidecar.terminate)
+        await asyncio.to_thread(sidecar.end)
         claims = await asyncio.gather(*tasks)
         assert all(claim.acquired for claim in claims)
         sidecar.start()
@@ -389,7 +389,7 @@ async def test_a_listener_goes_on_after_a_restart(sidecar: Sidecar) -> None:
 
 async def test_who_listens_twice_is_told_once(server: RedisServer, sidecar: Sidecar) -> None:
     """Each FD.LISTEN added a listener, without bound, and each of them sent the news."""
-    reader, writer = await asyncio.open_unix_connection(sidecar.socket)
+    reader, writer = await asyncio.open_unix_connection(sidecar.path)
     writer.write(pack("FD.LISTEN") * 3)
     assert [await reader.readline() for _ in range(3)] == [b"+OK\r\n"] * 3
     with server.client() as raw:
@@ -405,7 +405,7 @@ async def test_who_listens_twice_is_told_once(server: RedisServer, sidecar: Side
 
 
 async def test_what_no_store_sends_is_refused(sidecar: Sidecar) -> None:
-    reader, writer = await asyncio.open_unix_connection(sidecar.socket)
+    reader, writer = await asyncio.open_unix_connection(sidecar.path)
     for words in (
         ["FD.RUN"],
         ["FD.RUN", "claim", "2", "t:=a"],
@@ -426,7 +426,7 @@ async def test_what_no_store_sends_is_refused(sidecar: Sidecar) -> None:
 
 async def test_one_clients_batches_do_not_starve_another(sidecar: Sidecar) -> None:
     """A flood of full batches: each counts as its operations, so it is read piece by piece."""
-    reader, writer = await asyncio.open_unix_connection(sidecar.socket)
+    reader, writer = await asyncio.open_unix_connection(sidecar.path)
     flood = b"".join(
         pack("FD.RUN", "read", 256, *[f"t:={n}-{key}" for key in range(256)]) for n in range(200)
     )

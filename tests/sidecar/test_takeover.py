@@ -95,14 +95,13 @@ def test_clients_see_neither_a_refusal_nor_a_second_owner(redis_url: str) -> Non
     old.options += ["--config", str(file)]
     mine = ("FD.CLAIM", "mine", "OWNER", "worker:1", "EPHEMERAL")
     with old, socket.socket(socket.AF_UNIX) as early, client(old.path) as worker, client(old.path) as other:
-        assert old.process is not None
         worker.execute_command(*mine)
         early.connect(str(old.path))
         early.settimeout(DEADLINE)
         new = successor(old, *old.options)
         crowd = Crowd(old.path)
         with crowd.at_work(), ExitStack() as stack:
-            stack.push(new.start().__exit__)
+            stack.push(new.begin().__exit__)
             until(lambda: "stopping" in old.log, "the old one stops")
             for number in range(5):
                 claim_by_resp(old.path, f"new:{number}")
@@ -120,7 +119,6 @@ def test_clients_see_neither_a_refusal_nor_a_second_owner(redis_url: str) -> Non
             asked = crowd.asked
             until(lambda: crowd.asked >= asked + 10 or bool(crowd.errors), "the crowd goes on")
             lock = old.path.with_name(old.path.name + ".lock")
-            assert new.process is not None
             until(lambda: lock.read_text() == f"{new.process.pid}\n", "the lock is the new one's")
             until(
                 lambda: not [*old.path.parent.glob("*.next*"), *tenant.parent.glob("*.next*")],
@@ -148,8 +146,7 @@ def reaches(address: tuple[str, int]) -> bool:
 
 @contextmanager
 def _refused(sidecar: Sidecar) -> Iterator[Sidecar]:
-    sidecar.start()
-    assert sidecar.process is not None
+    sidecar.begin()
     try:
         assert sidecar.process.wait(DEADLINE) == 1
         yield sidecar
