@@ -31,14 +31,6 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def unmeasured() -> dict[str, str]:
-    """This process's environment, in which a Python program does not measure its coverage.
-
-    To measure takes a third of a second for each program. It adds nothing to programs whose lines tests run too.
-    """
-    return {name: value for name, value in os.environ.items() if not name.startswith("COV")}
-
-
 @cache
 def server_version(binary: str) -> tuple[int, int]:
     """Return the version of a redis-server or valkey-server, of two numbers."""

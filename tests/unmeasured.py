@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from .warm import coverage_variables
+
 HERE = Path(__file__).parent
 STORES = {"fakeredis", "sentinel", "cluster", "cluster by slot", "sidecar"}
 """Rows of the matrix that add five branches. `no_cover` at a test that goes many rounds says the same of it."""
@@ -140,9 +142,8 @@ FILES = frozenset(
 """Files below this folder that add few lines, or none, to what the other files run; each one's share was measured."""
 PROGRAMS = frozenset(("integrations/test_shop.py", "sidecar/test_ledgers.py", "sidecar/test_takeover.py"))
 """Files whose programs run lines that no test runs in its own process. To measure takes a program half a second."""
-
-
-_VARIABLES: dict[str, str] = {}
+_REMOVED: dict[str, str] = {}
+"""The variables by which coverage.py starts in a program, as they were set in this process."""
 
 
 def is_unmeasured(path: Path) -> bool:
@@ -157,10 +158,9 @@ def measures_programs(path: Path) -> bool:
 
 def let_programs_measure(measured: bool) -> None:
     """Set the variables by which coverage.py starts in a program, or remove them."""
-    found = [name for name in os.environ if name.startswith("COV")]
-    _VARIABLES.update({name: os.environ.pop(name) for name in found})
+    _REMOVED.update({name: os.environ.pop(name) for name in coverage_variables(os.environ)})
     if measured:
-        os.environ.update(_VARIABLES)
+        os.environ.update(_REMOVED)
 
 
 def named(path: Path) -> str:

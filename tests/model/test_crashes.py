@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from ..servers import unmeasured
 from .crashes import COMMITTED, HELD, SETTLED, STAGES, UNSENT, WRITTEN, Played, Run
 
 ROOT = Path(__file__).parents[2]
@@ -41,9 +40,7 @@ SECONDS = 240
 def play(*names: str) -> dict[str, list[Played]]:
     """Play series of runs, in a process of its own, which forks for each run."""
     command = [sys.executable, "-m", "tests.model.crashes", *names]
-    done = subprocess.run(
-        command, cwd=ROOT, env=unmeasured(), capture_output=True, text=True, timeout=SECONDS, check=False
-    )
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=False)
     assert done.returncode == 0, done.stderr
     found: dict[str, list[Played]] = {name: [] for name in names}
     for line in done.stdout.splitlines():

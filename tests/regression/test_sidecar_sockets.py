@@ -249,7 +249,7 @@ def serving(url: str, soft: int, hard: int) -> Iterator[Sidecar]:
     sidecar_with_few_files = Sidecar("--url", url)
     sidecar_with_few_files.begin(preexec_fn=partial(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard)))
     with closing(ExitStack()) as stack:
-        stack.callback(sidecar_with_few_files.__exit__)
+        stack.callback(sidecar_with_few_files.stop)
         yield sidecar_with_few_files.until_up()
 
 
@@ -282,7 +282,7 @@ def ask(raw: Any, command: bytes = PING) -> bytes:
 
 def spent(sidecar_with_few_files: Sidecar) -> float:
     """Return the seconds of CPU time that the sidecar has used."""
-    times = psutil.Process(sidecar_with_few_files.process.pid).cpu_times()
+    times = psutil.Process(sidecar_with_few_files.pid).cpu_times()
     return float(times.user + times.system)
 
 
@@ -316,7 +316,7 @@ async def test_a_full_sidecar_serves_again_once_a_connection_ends(
 
 def test_the_soft_limit_is_raised_to_what_is_needed(redis_server: RedisServer) -> None:
     with serving(redis_server.url, 64, 2000) as sidecar_with_few_files:
-        limits = Path(f"/proc/{sidecar_with_few_files.process.pid}/limits").read_text()
+        limits = Path(f"/proc/{sidecar_with_few_files.pid}/limits").read_text()
         assert limits.partition("Max open files")[2].split()[:2] == [str(1024 + RESERVE), "2000"]
         assert "fewer connections" not in sidecar_with_few_files.log
 

@@ -50,3 +50,10 @@ def test_a_sidecar_that_does_not_come_up_is_ended(monkeypatch: pytest.MonkeyPatc
         sidecar.start()
     assert not sidecar.alive
     assert not sidecar.folder.exists()
+
+
+@pytest.mark.no_cover
+@pytest.mark.parametrize("turn", [1, 2])
+def test_no_program_measures_coverage_in_vain(turn: int) -> None:
+    """coverage.py sets its variables anew after each test that it does not measure, such as the first turn."""
+    assert warm.coverage_variables(os.environ) == []

@@ -15,7 +15,7 @@ RESULT = 262_000
 
 def peak(sidecar: Sidecar) -> int:
     """Return the most memory that the sidecar has had, in MB."""
-    text = Path(f"/proc/{sidecar.process.pid}/status").read_text()
+    text = Path(f"/proc/{sidecar.pid}/status").read_text()
     return int(text.partition("VmHWM:")[2].split()[0]) // 1024
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from fastdedup.sidecar.service.texts import summary
 from fastdedup.stores.redis.scripts import pack
 
 from ..fixtures import fixture_with
-from ..killable import hold_still
 from ..servers import RedisServer
 from ..waiting import wait_until
 from .attacks import connect
@@ -335,12 +333,9 @@ def test_a_client_that_goes_leaves_nothing_remembered(
         assert clients() == 2
         server.freeze()  # it must not answer before the sidecar has read the client's end
         try:
-            hold_still(served.process.pid)
-            try:
+            with served.frozen():
                 wire.sendall(pack("FD.FIRST", "orders", *ids))
                 wire.close()
-            finally:
-                served.process.send_signal(signal.SIGCONT)
             asyncio.run(
                 wait_until(
                     lambda: clients() == 1,

@@ -374,7 +374,7 @@ def test_a_port_that_is_taken_is_said() -> None:
         assert sidecar.process.wait(DEADLINE) == 1
     assert f"metrics_address: cannot listen at {address}: " in sidecar.log
     assert "Traceback" not in sidecar.log
-    sidecar.__exit__()
+    sidecar.stop()
 
 
 def test_a_port_that_is_open_to_the_network_is_logged(

@@ -107,8 +107,7 @@ def test_of_two_that_start_at_once_one_serves(tmp_path: Path) -> None:
 
 def test_a_sidecar_killed_with_9_leaves_a_socket_that_the_next_one_replaces(tmp_path: Path) -> None:
     with Sidecar() as sidecar:
-        sidecar.process.kill()
-        sidecar.process.wait(DEADLINE)
+        sidecar.kill()
         assert sidecar.path.exists()
         sidecar.start()
         with sidecar.client() as ask:

@@ -101,7 +101,7 @@ def test_clients_see_neither_a_refusal_nor_a_second_owner(redis_url: str) -> Non
         new = successor(old, *old.options)
         crowd = Crowd(old.path)
         with crowd.at_work(), ExitStack() as stack:
-            stack.push(new.begin().__exit__)
+            stack.callback(new.begin().stop)
             until(lambda: "stopping" in old.log, "the old one stops")
             for number in range(5):
                 claim_by_resp(old.path, f"new:{number}")
@@ -119,7 +119,7 @@ def test_clients_see_neither_a_refusal_nor_a_second_owner(redis_url: str) -> Non
             asked = crowd.asked
             until(lambda: crowd.asked >= asked + 10 or bool(crowd.errors), "the crowd goes on")
             lock = old.path.with_name(old.path.name + ".lock")
-            until(lambda: lock.read_text() == f"{new.process.pid}\n", "the lock is the new one's")
+            until(lambda: lock.read_text() == f"{new.pid}\n", "the lock is the new one's")
             until(
                 lambda: not [*old.path.parent.glob("*.next*"), *tenant.parent.glob("*.next*")],
                 "all has its name",
@@ -136,7 +136,7 @@ def test_clients_see_neither_a_refusal_nor_a_second_owner(redis_url: str) -> Non
         assert new.end() == 0
         assert not is_held(old.path)
         assert [each.name for each in old.path.parent.iterdir() if each.suffix != ".lock"] == []
-        new.__exit__()
+        new.stop()
 
 
 def reaches(address: tuple[str, int]) -> bool:
@@ -151,7 +151,7 @@ def _refused(sidecar: Sidecar) -> Iterator[Sidecar]:
         assert sidecar.process.wait(DEADLINE) == 1
         yield sidecar
     finally:
-        sidecar.__exit__()
+        sidecar.stop()
 
 
 @pytest.mark.parametrize(
